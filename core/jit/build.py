@@ -1,0 +1,185 @@
+"""Builds the modules that the cache does not hold: one ninja call for all, one builder per module across processes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnloom.core.errors import CompileFailed, CompilerNotFound, JitDisabled, LoadFailed
+from attnloom.core.jit.cache import LIBRARY, Cache
+from attnloom.core.jit.key import content_hash, headers, module_key
+from attnloom.core.jit.ninja import Step, run_ninja, steps_of
+from attnloom.core.jit.spec import ModuleSpec
+from attnloom.core.jit.toolchain import Toolchain, recipe, toolchain
+from attnloom.core.settings import settings
+
+Progress = Callable[[int, int, str], None]
+"""Called as (modules built, modules to build, name of the module just built)."""
+
+_DIAGNOSTIC = re.compile(r"\berror\b|undefined reference|cannot find|not found|No such file", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Job:
+    spec: ModuleSpec
+    content: str
+    key: str
+    place: Path
+    toolchain: Toolchain
+    steps: tuple[Step, ...]
+
+
+def locate(spec: ModuleSpec) -> Path | None:
+    """The module's library in the cache, or None where it is to be built.
+
+    Raises:
+        JitDisabled: it is not there, and ``ATTNLOOM_JIT=off``.
+        CompilerNotFound: it is not there, and no compiler is either.
+        CacheUnusable: others could have written it.
+        LoadFailed: it is damaged, and ``ATTNLOOM_JIT=off``.
+    """
+    now = settings()
+    cache = Cache(now.cache_dir)
+    content = content_hash(spec, recipe(spec.family))
+    key = content
+    missing: CompilerNotFound | None = None
+    try:
+        key = module_key(content, toolchain(spec.family))
+    except CompilerNotFound as error:
+        missing = error
+    try:
+        library = cache.find(spec.name, key) if missing is None else None
+        if library is None and (missing is not None or not now.jit):
+            # Nothing can be built here: a module that another compiler made of the same content serves as well.
+            library = cache.find_content(spec.name, content)
+    except LoadFailed:
+        if missing is not None or not now.jit:
+            raise
+        return None
+    if library is not None:
+        return library
+    if not now.jit:
+        raise JitDisabled(
+            f"module {spec.name} (key {key[:16]}) is not in the cache {cache.root}, and ATTNLOOM_JIT=off forbids "
+            "building it. Fill the cache ahead, or set ATTNLOOM_JIT=on.",
+            module=spec.name,
+            key=key,
+        )
+    if missing is not None:
+        raise missing
+    return None
+
+
+def build(specs: Iterable[ModuleSpec], *, progress: Progress | None = None) -> list[Path]:
+    """Build the modules that are missing, all at once, and give the library of each.
+
+    Safe to call from many processes and threads: each module is built by one of them, the others wait for it.
+
+    Args:
+        specs: the modules; the result has their order.
+        progress: told of each module that was built here.
+
+    Raises:
+        CompileFailed: a compiler refused a source. The modules that could be built are in the cache.
+        JitError: another of its subclasses, as :func:`locate`, or CacheUnusable where a miss cannot be written.
+    """
+    wanted = list(specs)
+    found = {spec: locate(spec) for spec in dict.fromkeys(wanted)}
+    missing = [spec for spec, library in found.items() if library is None]
+    if missing:
+        found |= _build_missing(missing, progress)
+    libraries = [found[spec] for spec in wanted]
+    return [library for library in libraries if library is not None]
+
+
+def _build_missing(specs: list[ModuleSpec], progress: Progress | None) -> dict[ModuleSpec, Path | None]:
+    cache = Cache(settings().cache_dir)
+    jobs = [_job(spec, cache) for spec in specs]
+    cache.prepare()
+    found: dict[ModuleSpec, Path | None] = {}
+    with cache.locked(job.place for job in jobs) as locks:
+        todo = []
+        for job in jobs:
+            found[job.spec] = locate(job.spec)  # another may have built it while we waited for its lock
+            if found[job.spec] is None:
+                todo.append(job)
+            else:
+                locks.pop(job.place).release()
+
+        def built(job: _Job, library: Path) -> None:
+            found[job.spec] = library
+            locks.pop(job.place).release()
+            if progress is not None:
+                progress(sum(found[other.spec] is not None for other in todo), len(todo), job.spec.name)
+
+        if todo:
+            with cache.private_folder() as private:
+                _run(cache, private, todo, built)
+    return found
+
+
+def _job(spec: ModuleSpec, cache: Cache) -> _Job:
+    tools = toolchain(spec.family)
+    content = content_hash(spec, tools.recipe)
+    key = module_key(content, tools)
+    place = cache.folder(spec.name, key)
+    return _Job(spec, content, key, place, tools, tuple(steps_of(spec, tools, place.name)))
+
+
+def _run(cache: Cache, private: Path, jobs: list[_Job], built: Callable[[_Job, Path], None]) -> None:
+    for job in jobs:
+        folder = private / job.place.name
+        folder.mkdir(mode=0o700)
+        for source in job.spec.sources:
+            (folder / source.name).write_text(source.text)
+    pending = list(jobs)
+
+    def publish_finished() -> None:
+        for job in list(pending):
+            folder = private / job.place.name
+            if (folder / LIBRARY).exists():
+                pending.remove(job)
+                for made in folder.glob("*.o"):
+                    made.unlink()
+                built(job, cache.publish(folder, job.spec.name, job.key, _record(job)))
+
+    status, printed = run_ninja([step for job in jobs for step in job.steps], private, publish_finished)
+    publish_finished()
+    if pending:
+        raise _failure(cache, private, pending[0], f"ninja ended with status {status}:\n{printed}")
+
+
+def _record(job: _Job) -> dict[str, object]:
+    """What goes into build.json: what was run, on what."""
+    return {
+        "family": job.spec.family,
+        "content": job.content,
+        "compiler": job.toolchain.identity,
+        "arch": job.toolchain.recipe.arch,
+        "commands": [shlex.join(step.command) for step in job.steps],
+        "sources": [source.name for source in job.spec.sources],
+        "headers": sorted(headers(job.spec)),
+    }
+
+
+def _failure(cache: Cache, private: Path, job: _Job, printed: str) -> CompileFailed:
+    # The first step without its output is the one that failed, or ninja did before it.
+    step = next(step for step in job.steps if not (private / step.output).exists())
+    log = private / step.log
+    if not log.exists() or not log.read_text(errors="replace").strip():
+        log.write_text(printed)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    diagnostic = next((line for line in lines if _DIAGNOSTIC.search(line)), lines[0])
+    command = shlex.join(step.command)
+    kept = cache.keep_failed(log.parent, job.spec.name, job.key) / log.name
+    return CompileFailed(
+        f"building {job.spec.name} failed.\n  first diagnostic: {diagnostic}\n  command: {command}\n"
+        f"  log, with the source beside it: {kept}\n"
+        "  attnloom needs a C++17 compiler with OpenMP (g++ 12 or newer is tested); CXX names another one.",
+        command=command,
+        diagnostic=diagnostic,
+        log=kept,
+    )

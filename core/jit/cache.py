@@ -1,0 +1,228 @@
+"""The folder of built modules: what may be trusted in it, and how a module gets there.
+
+::
+
+    <root>/<name>-<first 16 digits of the key>/module.so, build.json, the sources, their logs
+    <root>/failed/<same>/        the last failed build of a module, for its log
+    <root>/.build-*              private folder of a build in progress
+    <root>/.lock-*               held while a module is built
+
+A module is code that runs in this process, so a folder into which others could put one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnloom.core.errors import CacheUnusable, LoadFailed
+from attnloom.core.jit.lock import Lock, acquire
+
+LIBRARY = "module.so"
+RECORD = "build.json"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The cache at ``root``, which need not exist yet."""
+
+    root: Path
+
+    def folder(self, name: str, key: str) -> Path:
+        """Where the module of this name and key is, or would be."""
+        return self.root / f"{name}-{key[:16]}"
+
+    def failed_folder(self, name: str, key: str) -> Path:
+        """Where a failed build of this module leaves its sources and logs."""
+        return self.root / "failed" / f"{name}-{key[:16]}"
+
+    def find(self, name: str, key: str) -> Path | None:
+        """The library of this module, checked against its record, or None.
+
+        Raises:
+            CacheUnusable: others could have written it.
+            LoadFailed: it is there, but damaged.
+        """
+        folder = self.folder(name, key)
+        if not self._trusted(folder):
+            return None
+        return _checked_library(folder, key)
+
+    def find_content(self, name: str, content: str) -> Path | None:
+        """A library of the same content by whichever compiler, or None: for a machine that has no compiler.
+
+        Raises: as :meth:`find`.
+        """
+        if not self._trusted(self.root):
+            return None
+        for folder in sorted(self.root.glob(f"{name}-" + "[0-9a-f]" * 16)):
+            if self._trusted(folder) and (record := _record(folder)).get("content") == content:
+                return _checked_library(folder, record["key"])
+        return None
+
+    def prepare(self) -> None:
+        """Make the folder (0700) if it is missing, and clear what killed builds left in it.
+
+        Raises:
+            CacheUnusable: it cannot be made or written, or is not ours alone.
+        """
+        with self.writing():
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._trusted(self.root)
+            self._prune()
+
+    @contextlib.contextmanager
+    def locked(self, folders: Iterable[Path]) -> Iterator[dict[Path, Lock]]:
+        """Hold the locks of several modules' folders; the block may release some early by popping them from the dict.
+
+        They are taken in sorted order, so that two processes with overlapping lists cannot wait for each other.
+        """
+        held: dict[Path, Lock] = {}
+        try:
+            for folder in sorted(set(folders)):
+                with self.writing():
+                    lock = acquire(self.root / f".lock-{folder.name}")
+                assert lock is not None  # acquire() waits
+                held[folder] = lock
+            yield held
+        finally:
+            for lock in held.values():
+                lock.release()
+
+    @contextlib.contextmanager
+    def private_folder(self) -> Iterator[Path]:
+        """A folder of one build, removed at the end. Its lock tells others that its owner lives."""
+        with self.writing():
+            folder, lock = self._private_folder()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.release()
+
+    def publish(self, built: Path, name: str, key: str, record: dict[str, Any]) -> Path:
+        """Move a finished build from a private folder to its place, in one rename; gives the library's path.
+
+        The caller holds the module's lock.
+        """
+        with self.writing():
+            library = built / LIBRARY
+            library.chmod(0o700)  # whatever the umask, others must not write it
+            record = {**record, "name": name, "key": key, "sha256": _sha256(library)}
+            (built / RECORD).write_text(json.dumps(record, indent=1))
+            place = self.folder(name, key)
+            if place.exists():  # damaged, or we would not have built
+                place.rename(built.with_name(f"{built.name}.damaged"))
+            built.rename(place)
+            shutil.rmtree(self.failed_folder(name, key), ignore_errors=True)
+        return place / LIBRARY
+
+    def keep_failed(self, built: Path, name: str, key: str) -> Path:
+        """Move a failed build out of its private folder, so that its log can be read; gives the new folder."""
+        place = self.failed_folder(name, key)
+        with self.writing():
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+            built.rename(place)
+        return place
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn an OSError of the block into CacheUnusable."""
+        try:
+            yield
+        except OSError as error:
+            raise CacheUnusable(
+                f"cannot write the cache folder {self.root}: {error}. Make it writable for user {os.geteuid()}, or set "
+                "ATTNLOOM_CACHE_DIR to a folder that is, or fill the cache ahead where it can be written.",
+                folder=self.root,
+            ) from error
+
+    def _trusted(self, path: Path) -> bool:
+        """Whether ``path`` exists; raises CacheUnusable where it, or the root above it, is not ours alone."""
+        for folder in {self.root: None, path: None}:
+            try:
+                status = folder.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            except OSError as error:
+                raise CacheUnusable(f"cannot read the cache folder {folder}: {error}", folder=folder) from error
+            _refuse_foreign(folder, status)
+        return True
+
+    def _prune(self) -> None:
+        for lock_file in self.root.glob(".lock-*"):
+            if (lock := acquire(lock_file, wait=False)) is not None:
+                lock.release()
+        for folder in self.root.glob(".build-*"):
+            with contextlib.suppress(FileNotFoundError):  # another process prunes too
+                if (lock := acquire(folder / "owner", wait=False)) is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock.release()
+
+    def _private_folder(self) -> tuple[Path, Lock]:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=".build-", dir=self.root))  # 0700
+            with contextlib.suppress(FileNotFoundError):  # pruned before we had locked it: take another
+                lock = acquire(folder / "owner")
+                assert lock is not None  # acquire() waits
+                return folder, lock
+
+
+def _refuse_foreign(path: Path, status: os.stat_result) -> None:
+    # root can write anywhere anyway, and owns the caches that come with a container image.
+    if status.st_uid not in (os.geteuid(), 0):
+        raise CacheUnusable(
+            f"refusing the cache at {path}: it belongs to user {status.st_uid}, not to user {os.geteuid()}, and a "
+            "module in it would run as this process. Set ATTNLOOM_CACHE_DIR to a folder of your own.",
+            folder=path,
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CacheUnusable(
+            f"refusing the cache at {path}: its mode {stat.S_IMODE(status.st_mode):04o} lets others write it, and a "
+            f"module in it would run as this process. If you trust what is in it: chmod -R go-w {path}",
+            folder=path,
+        )
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(folder / RECORD, f"unreadable ({error})") from error
+    if not isinstance(record, dict):
+        raise _damaged(folder / RECORD, "not a record")
+    return record
+
+
+def _checked_library(folder: Path, key: str) -> Path:
+    library = folder / LIBRARY
+    record = _record(folder)
+    if record.get("key") != key:
+        raise _damaged(folder / RECORD, f"made for key {record.get('key')}, not {key}")
+    try:
+        _refuse_foreign(library, library.stat())
+        # The linker maps a cut-off file without complaint and the process dies at the first touch of its missing end.
+        whole = _sha256(library) == record.get("sha256")
+    except OSError as error:
+        raise _damaged(library, f"unreadable ({error})") from error
+    if not whole:
+        raise _damaged(library, "its content is not what was built")
+    return library
+
+
+def _damaged(file: Path, reason: str) -> LoadFailed:
+    return LoadFailed(f"{file} is damaged: {reason}. Remove the folder {file.parent}; it will be built anew.", file=file)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,143 @@
+"""Finds the compiler of a kernel family and knows its command lines.
+
+A family that needs another compiler adds a recipe and a finder here; nothing else in the JIT names a compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attnloom.core.errors import CompilerNotFound, JitError
+from attnloom.core.jit.arch import host_arch
+from attnloom.core.jit.template import CSRC
+
+_HOST_COMPILERS = ("g++", "c++", "clang++")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a family is compiled, whatever the compiler: all that the flags say about the result.
+
+    Attributes:
+        arch: name of the architecture, part of the cache key.
+        compile_flags: flags of a translation unit.
+        link_flags: flags of the shared library.
+    """
+
+    arch: str
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler that was found, with the recipe it follows.
+
+    Attributes:
+        command: the compiler, resolved, with the words that ``CXX`` may carry after it.
+        identity: its version and target, without paths; part of the cache key.
+        recipe: what it is asked to make.
+    """
+
+    command: tuple[str, ...]
+    identity: str
+    recipe: Recipe
+
+    def compile_command(self, source: str, output: str) -> list[str]:
+        """Command that compiles ``source`` into the object ``output``; csrc/ is on the include path."""
+        return [*self.command, *self.recipe.compile_flags, "-I", str(CSRC), "-c", source, "-o", output]
+
+    def link_command(self, objects: list[str], output: str) -> list[str]:
+        """Command that links ``objects`` into the shared library ``output``."""
+        return [*self.command, *self.recipe.link_flags, *objects, "-o", output]
+
+
+def recipe(family: str) -> Recipe:
+    """The recipe of a family. Looks for no compiler.
+
+    Raises:
+        JitError: no toolchain builds this family.
+    """
+    return _family(family)[0]()
+
+
+def toolchain(family: str) -> Toolchain:
+    """The toolchain of a family; one process asks a compiler for its version once.
+
+    Raises:
+        CompilerNotFound: no compiler where it was looked for.
+        JitError: no toolchain builds this family.
+    """
+    make_recipe, find = _family(family)
+    command = find()
+    return Toolchain(command, _identity(command), make_recipe())
+
+
+def _host_recipe() -> Recipe:
+    arch = host_arch()
+    # No -ffast-math: masks rely on infinities and NaN. errno and traps are what stands between a loop and SIMD.
+    compile_flags = (
+        "-std=c++17 -O3 -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=fast"
+    )
+    return Recipe(arch.name, (*compile_flags.split(), *arch.flags), ("-shared", "-fopenmp"))
+
+
+def _find_host_compiler() -> tuple[str, ...]:
+    return _search_host_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
+
+
+@functools.cache
+def _search_host_compiler(cxx: str, path: str) -> tuple[str, ...]:
+    if words := shlex.split(cxx):
+        # Named, so meant: falling back to another compiler would build something the user did not ask for.
+        found = shutil.which(words[0], path=path)
+        if found is None:
+            raise CompilerNotFound(
+                f"CXX={cxx!r}: {words[0]!r} is no program in PATH. Set CXX to a C++17 compiler, or unset it."
+            )
+        return (found, *words[1:])
+    for name in _HOST_COMPILERS:
+        if (found := shutil.which(name, path=path)) is not None:
+            return (found,)
+    raise CompilerNotFound(
+        f"no C++17 compiler: looked for $CXX (unset) and for {', '.join(_HOST_COMPILERS)} in PATH={path}. "
+        "Install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++), or set CXX, "
+        "or fill ATTNLOOM_CACHE_DIR on a machine that has a compiler and the same processor family."
+    )
+
+
+@functools.cache
+def _identity(command: tuple[str, ...]) -> str:
+    version = _ask(command, "--version").partition("\n")[0].strip()
+    # gcc begins the line with the name it was called by, which says nothing about the compiler.
+    version = re.sub(r"^\S+ \(", "gcc (", version)
+    return " ".join((version, _ask(command, "-dumpmachine").strip(), *command[1:]))
+
+
+def _ask(command: tuple[str, ...], option: str) -> str:
+    try:
+        done = subprocess.run(
+            [*command, option], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", "") or error
+        raise CompilerNotFound(f"{shlex.join([*command, option])} failed: {reason}. Is it a C++ compiler?") from error
+    return done.stdout
+
+
+_Family = tuple[Callable[[], Recipe], Callable[[], tuple[str, ...]]]
+_FAMILIES: dict[str, _Family] = {"cpu": (_host_recipe, _find_host_compiler)}
+
+
+def _family(name: str) -> _Family:
+    try:
+        return _FAMILIES[name]
+    except KeyError:
+        raise JitError(f"no toolchain builds family {name!r}; known: {', '.join(_FAMILIES)}") from None
