@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The x86-64 psABI levels in the spelling of /proc/cpuinfo (abm is LZCNT, lahf_lm is LAHF, cx16 is CMPXCHG16B).
-_V2 = frozenset("cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3".split())
-_V3 = _V2 | frozenset("abm avx avx2 bmi1 bmi2 f16c fma movbe".split())
-_V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+_V2 = frozenset(["cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"])
+_V3 = _V2 | frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"])
+_V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 
 
 @dataclass(frozen=True)

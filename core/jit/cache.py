@@ -221,7 +221,9 @@ def _checked_library(folder: Path, key: str) -> Path:
 
 
 def _damaged(file: Path, reason: str) -> LoadFailed:
-    return LoadFailed(f"{file} is damaged: {reason}. Remove the folder {file.parent}; it will be built anew.", file=file)
+    return LoadFailed(
+        f"{file} is damaged: {reason}. Remove the folder {file.parent}; it will be built anew.", file=file
+    )
 
 
 def _sha256(path: Path) -> str:

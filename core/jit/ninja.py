@@ -66,7 +66,7 @@ def run_ninja(steps: list[Step], folder: Path, on_line: Callable[[], None]) -> t
     """
     (folder / "build.ninja").write_text(_build_file(steps))
     jobs = min(job_limit(), len(steps))
-    # MAKEFLAGS: under `make -j` it would hand our jobs to make's count, and -j says ours. LC_ALL: diagnostics we can read.
+    # Without MAKEFLAGS, so that under `make -j` the limit is ours; LC_ALL for diagnostics that we can read.
     environ = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"} | {"LC_ALL": "C"}
     process = subprocess.Popen(
         [find_ninja(), "-C", str(folder), "-k", "0", "-j", str(jobs)],

@@ -35,7 +35,7 @@ def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(CSRC),
         undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701  the output is C++
+        autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
