@@ -11,7 +11,7 @@ from pathlib import Path
 from attnloom.core.errors import CompileFailed, CompilerNotFound, JitDisabled, LoadFailed
 from attnloom.core.jit.cache import LIBRARY, Cache
 from attnloom.core.jit.key import content_hash, headers, module_key
-from attnloom.core.jit.ninja import Step, run_ninja, steps_of
+from attnloom.core.jit.ninja import INCLUDE, Step, run_ninja, steps_of
 from attnloom.core.jit.spec import ModuleSpec
 from attnloom.core.jit.toolchain import Toolchain, recipe, toolchain
 from attnloom.core.settings import settings
@@ -19,12 +19,17 @@ from attnloom.core.settings import settings
 Progress = Callable[[int, int, str], None]
 """Called as (modules built, modules to build, name of the module just built)."""
 
-_DIAGNOSTIC = re.compile(r"\berror\b|undefined reference|cannot find|not found|No such file", re.IGNORECASE)
+_DIAGNOSTIC = re.compile(
+    r"\berror\b|undefined reference|multiple definition|cannot find|not found|No such file", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
 class _Job:
+    """A module to be built: ``headers`` are the texts its key was made from, ``place`` its folder in the cache."""
+
     spec: ModuleSpec
+    headers: dict[str, str]
     content: str
     key: str
     place: Path
@@ -43,7 +48,7 @@ def locate(spec: ModuleSpec) -> Path | None:
     """
     now = settings()
     cache = Cache(now.cache_dir)
-    content = content_hash(spec, recipe(spec.family))
+    content = content_hash(spec, headers(spec), recipe(spec.family))
     key = content
     missing: CompilerNotFound | None = None
     try:
@@ -123,18 +128,17 @@ def _build_missing(specs: list[ModuleSpec], progress: Progress | None) -> dict[M
 
 def _job(spec: ModuleSpec, cache: Cache) -> _Job:
     tools = toolchain(spec.family)
-    content = content_hash(spec, tools.recipe)
+    reached = headers(spec)
+    content = content_hash(spec, reached, tools.recipe)
     key = module_key(content, tools)
     place = cache.folder(spec.name, key)
-    return _Job(spec, content, key, place, tools, tuple(steps_of(spec, tools, place.name)))
+    return _Job(spec, reached, content, key, place, tools, tuple(steps_of(spec, tools, place.name)))
 
 
 def _run(cache: Cache, private: Path, jobs: list[_Job], built: Callable[[_Job, Path], None]) -> None:
     for job in jobs:
-        folder = private / job.place.name
-        folder.mkdir(mode=0o700)
-        for source in job.spec.sources:
-            (folder / source.name).write_text(source.text)
+        with cache.writing():
+            _write_sources(job, private / job.place.name)
     pending = list(jobs)
 
     def publish_finished() -> None:
@@ -152,6 +156,16 @@ def _run(cache: Cache, private: Path, jobs: list[_Job], built: Callable[[_Job, P
         raise _failure(cache, private, pending[0], f"ninja ended with status {status}:\n{printed}")
 
 
+def _write_sources(job: _Job, folder: Path) -> None:
+    # Copies of the headers, so that what is compiled is what was hashed, whoever edits csrc/ meanwhile.
+    texts = {source.name: source.text for source in job.spec.sources}
+    texts |= {f"{INCLUDE}/{name}": text for name, text in job.headers.items()}
+    folder.mkdir(mode=0o700)
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def _record(job: _Job) -> dict[str, object]:
     """What goes into build.json: what was run, on what."""
     return {
@@ -161,7 +175,7 @@ def _record(job: _Job) -> dict[str, object]:
         "arch": job.toolchain.recipe.arch,
         "commands": [shlex.join(step.command) for step in job.steps],
         "sources": [source.name for source in job.spec.sources],
-        "headers": sorted(headers(job.spec)),
+        "headers": sorted(job.headers),
     }
 
 

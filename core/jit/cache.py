@@ -118,7 +118,7 @@ class Cache:
             library = built / LIBRARY
             library.chmod(0o700)  # whatever the umask, others must not write it
             record = {**record, "name": name, "key": key, "sha256": _sha256(library)}
-            (built / RECORD).write_text(json.dumps(record, indent=1))
+            (built / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
             place = self.folder(name, key)
             if place.exists():  # damaged, or we would not have built
                 place.rename(built.with_name(f"{built.name}.damaged"))
@@ -161,10 +161,11 @@ class Cache:
 
     def _prune(self) -> None:
         for lock_file in self.root.glob(".lock-*"):
-            if (lock := acquire(lock_file, wait=False)) is not None:
-                lock.release()
+            with contextlib.suppress(OSError):  # what cannot be cleared does no harm
+                if (lock := acquire(lock_file, wait=False)) is not None:
+                    lock.release()
         for folder in self.root.glob(".build-*"):
-            with contextlib.suppress(FileNotFoundError):  # another process prunes too
+            with contextlib.suppress(OSError):  # another process may be clearing it too
                 if (lock := acquire(folder / "owner", wait=False)) is not None:
                     shutil.rmtree(folder, ignore_errors=True)
                     lock.release()
@@ -196,7 +197,7 @@ def _refuse_foreign(path: Path, status: os.stat_result) -> None:
 
 def _record(folder: Path) -> dict[str, Any]:
     try:
-        record = json.loads((folder / RECORD).read_text())
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _damaged(folder / RECORD, f"unreadable ({error})") from error
     if not isinstance(record, dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from attnloom.core.jit.spec import ModuleSpec
@@ -17,20 +18,22 @@ from attnloom.core.jit.toolchain import Recipe, Toolchain
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\w.*))', re.MULTILINE)
 
 
-def content_hash(spec: ModuleSpec, recipe: Recipe) -> str:
-    """Hash of what is compiled and how: sources, every header of csrc/ that they reach, flags, architecture.
+def content_hash(spec: ModuleSpec, reached: Mapping[str, str], recipe: Recipe) -> str:
+    """Hash of what is compiled and how: sources, the headers they reach, flags, architecture.
 
     Two compilers that follow one recipe make modules of the same content; this finds a module when there is no
     compiler to ask for its identity.
 
-    Raises:
-        ValueError: an include names its file through a macro, which the hash could not follow.
+    Args:
+        spec: the module.
+        reached: what :func:`headers` gives for it.
+        recipe: how its family is compiled.
     """
     digest = _Digest()
     digest.add(spec.family, recipe.arch, *recipe.compile_flags, "link", *recipe.link_flags)
     for source in spec.sources:
         digest.add(source.name, source.text)
-    for name, text in sorted(headers(spec).items()):
+    for name, text in sorted(reached.items()):
         digest.add(name, text)
     return digest.hex()
 
@@ -45,7 +48,11 @@ def module_key(content: str, toolchain: Toolchain) -> str:
 def headers(spec: ModuleSpec) -> dict[str, str]:
     """Every header under csrc/ that the sources of ``spec`` reach, as {path relative to csrc/: text}.
 
-    Comments and conditions are not read: a header too many in the key costs a rebuild, one too few a wrong module.
+    Comments and conditions are not read: a header too many costs a rebuild. One too few cannot happen, because a build
+    sees copies of these files and no other folder of the package.
+
+    Raises:
+        ValueError: an include names its file through a macro, which cannot be followed.
     """
     own = {source.name for source in spec.sources}
     found: dict[str, str] = {}
@@ -64,15 +71,17 @@ def headers(spec: ModuleSpec) -> dict[str, str]:
                 continue  # a header of the compiler, which its identity stands for
             name = os.path.relpath(path, CSRC)
             if name not in found:
-                found[name] = path.read_text()
+                found[name] = path.read_text(encoding="utf-8")
                 todo.append((name, found[name], path.parent))
     return found
 
 
 def _resolve(include: str, folder: Path | None) -> Path | None:
     for root in (folder, CSRC):
-        if root is not None and (path := Path(os.path.normpath(root / include))).is_file():
-            return path
+        if root is not None:
+            path = Path(os.path.normpath(root / include))
+            if path.is_relative_to(CSRC) and path.is_file():
+                return path
     return None
 
 

@@ -16,6 +16,9 @@ from attnloom.core.jit.cache import LIBRARY
 from attnloom.core.jit.spec import ModuleSpec
 from attnloom.core.jit.toolchain import Toolchain
 
+INCLUDE = "include"
+"""Where a module's folder keeps its copies of the headers."""
+
 _BYTES_PER_JOB = 3 << 29  # 1.5 GiB: what cc1plus may take at -O3 on a template with intrinsics, with room
 
 
@@ -42,7 +45,7 @@ def steps_of(spec: ModuleSpec, toolchain: Toolchain, folder: str) -> list[Step]:
     for source in spec.sources:
         if source.compiled:
             stem = f"{folder}/{source.name.partition('.')[0]}"
-            command = toolchain.compile_command(f"{folder}/{source.name}", f"{stem}.o")
+            command = toolchain.compile_command(f"{folder}/{source.name}", f"{stem}.o", f"{folder}/{INCLUDE}")
             steps.append(Step(tuple(command), (f"{folder}/{source.name}",), f"{stem}.o", f"{stem}.log"))
     objects = [step.output for step in steps]
     library = f"{folder}/{LIBRARY}"

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from attnloom.core.errors import CompilerNotFound, JitError
 from attnloom.core.jit.arch import host_arch
-from attnloom.core.jit.template import CSRC
 
 _HOST_COMPILERS = ("g++", "c++", "clang++")
 
@@ -50,9 +49,9 @@ class Toolchain:
     identity: str
     recipe: Recipe
 
-    def compile_command(self, source: str, output: str) -> list[str]:
-        """Command that compiles ``source`` into the object ``output``; csrc/ is on the include path."""
-        return [*self.command, *self.recipe.compile_flags, "-I", str(CSRC), "-c", source, "-o", output]
+    def compile_command(self, source: str, output: str, include: str) -> list[str]:
+        """Command that compiles ``source`` into the object ``output``, with headers from the folder ``include``."""
+        return [*self.command, *self.recipe.compile_flags, "-I", include, "-c", source, "-o", output]
 
     def link_command(self, objects: list[str], output: str) -> list[str]:
         """Command that links ``objects`` into the shared library ``output``."""
