@@ -1,0 +1,72 @@
+"""KV append: new keys and values into the pages of a cache."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from attnloom.core.abi import AppendParams
+from attnloom.core.checks import check_contiguous_last, check_tensor
+from attnloom.core.host import host_module
+
+_PARALLEL_BYTES = 1 << 16  # below this one thread is done before others have woken
+
+
+def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write the keys and values of new tokens into their slots.
+
+    Args:
+        k: ``[>= num_tokens, num_kv_heads, head_dim]``, any strides, last dimension contiguous; v likewise.
+        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the same dtype, any strides, last
+            dimension contiguous.
+        slot_mapping: int64 ``[num_tokens]``: token i goes to slot ``slot_mapping[i] = block * block_size + offset``;
+            -1 skips it (padding).
+
+    Raises:
+        TypeError, ValueError: a tensor of another dtype or shape; a slot outside the cache.
+    """
+    check_tensor("slot_mapping", slot_mapping, dtype=torch.int64, ndim=1, device=_HOST)
+    num_tokens = slot_mapping.shape[0]
+    for name, rows, cache_name, cache in (("k", k, "k_cache", k_cache), ("v", v, "v_cache", v_cache)):
+        check_tensor(name, rows, ndim=3, device=_HOST)
+        check_tensor(cache_name, cache, dtype=rows.dtype, ndim=4, device=_HOST)
+        if rows.shape[0] < num_tokens or rows.shape[1:] != cache.shape[2:]:
+            raise ValueError(
+                f"{name}.shape={tuple(rows.shape)}: expected [>= {num_tokens}, {cache.shape[2]}, {cache.shape[3]}]"
+            )
+        check_contiguous_last(name, rows)
+        check_contiguous_last(cache_name, cache)
+    if k_cache.shape[:3] != v_cache.shape[:3]:
+        raise ValueError(f"v_cache.shape={tuple(v_cache.shape)}: expected blocks as k_cache, {tuple(k_cache.shape)}")
+    if num_tokens == 0:
+        return
+    slot_mapping = slot_mapping.contiguous()
+    num_slots = k_cache.shape[0] * k_cache.shape[1]
+    low, high = (int(bound) for bound in torch.aminmax(slot_mapping))
+    if low < -1 or high >= num_slots:
+        raise ValueError(f"slot_mapping={low if low < -1 else high}: expected -1 to {num_slots - 1}, the cache's slots")
+    size_k, size_v = k.element_size(), v.element_size()
+    row_bytes = (k.shape[2] * size_k, v.shape[2] * size_v)
+    threads = torch.get_num_threads() if num_tokens * k.shape[1] * sum(row_bytes) > _PARALLEL_BYTES else 1
+    params = AppendParams(
+        k.data_ptr(),
+        v.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        num_tokens,
+        k.shape[1],
+        k_cache.shape[1],
+        *row_bytes,
+        *(stride * size_k for stride in k.stride()[:2]),
+        *(stride * size_v for stride in v.stride()[:2]),
+        *(stride * size_k for stride in k_cache.stride()[:3]),
+        *(stride * size_v for stride in v_cache.stride()[:3]),
+        threads,
+    )
+    host_module().attnloom_append(ctypes.byref(params))
+
+
+_HOST = torch.device("cpu")

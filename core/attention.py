@@ -1,0 +1,288 @@
+"""The engine: init compiles or loads a kernel, plan makes a step's plan, run computes a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from attnloom.core import launch
+from attnloom.core.checks import check_aligned, check_contiguous_last, check_positive, check_tensor
+from attnloom.core.kernels import attention_module, attention_spec
+from attnloom.core.layout import BlockSparseLayout
+from attnloom.core.op import attention_op, register_engine
+from attnloom.core.params import Value, ordered, pack
+from attnloom.core.plan import Plan, PlanKey
+from attnloom.core.planner import plan_scan
+from attnloom.core.settings import settings
+from attnloom.core.tiles import HEAD_DIMS, MAX_GROUP, family_for
+from attnloom.core.variant import Variant
+from attnloom.core.variants import Causal
+
+
+class Attention:
+    """Attention of one shape and variant on one device.
+
+    Args:
+        num_qo_heads: query heads, a multiple of num_kv_heads, at most 128 times as many.
+        num_kv_heads: KV heads.
+        head_dim: of q and k: 64, 80, 96, 112, 128, 192 or 256.
+        head_dim_v: of v and the output; None: head_dim.
+        dtype: of q, the caches and the output: float32, bfloat16 or float16 on a CPU. Accumulation is float32.
+        kv_dtype: of the caches; None: dtype.
+        variant: what is computed.
+        device: where.
+
+    Raises:
+        TypeError, ValueError: a shape, dtype or device that is not supported; the message says what is.
+        JitError: the kernel could not be built or loaded.
+    """
+
+    def __init__(
+        self,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        head_dim_v: int | None = None,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+        variant: Variant | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_positive("num_qo_heads", num_qo_heads)
+        check_positive("num_kv_heads", num_kv_heads)
+        if num_qo_heads % num_kv_heads or num_qo_heads // num_kv_heads > MAX_GROUP:
+            raise ValueError(
+                f"num_qo_heads={num_qo_heads}: expected a multiple of num_kv_heads={num_kv_heads}, at most {MAX_GROUP} times"
+            )
+        if head_dim not in HEAD_DIMS:
+            raise ValueError(f"head_dim={head_dim}: expected one of {HEAD_DIMS}")
+        if head_dim_v not in (None, head_dim):
+            raise ValueError(f"head_dim_v={head_dim_v}: expected head_dim, {head_dim}")
+        self.device = torch.device(device)
+        family = family_for(self.device)
+        if dtype not in family.dtypes:
+            raise ValueError(f"dtype={dtype}: expected one of {family.dtypes} on {self.device}")
+        if kv_dtype not in (None, dtype):
+            raise ValueError(f"kv_dtype={kv_dtype}: expected dtype, {dtype}, on {self.device}")
+        self.variant = Causal() if variant is None else variant
+        if not isinstance(self.variant, Variant):
+            raise TypeError(f"variant={variant!r}: expected a Variant")
+        self.num_qo_heads = num_qo_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.head_dim_v = head_dim
+        self.dtype = dtype
+        self.tiles = family.tiles
+        self.spec = attention_spec(family.name, dtype, head_dim, self.head_dim_v, self.variant)
+        self.module = attention_module(self.spec)
+        self.plan_key = PlanKey(
+            num_qo_heads,
+            num_kv_heads,
+            self.tiles.tile_q_short,
+            self.tiles.tile_q,
+            self.tiles.tile_kv,
+            self.variant.left,
+            self.variant.right,
+            self.device,
+        )
+        self._sizes = {
+            "num_qo_heads": num_qo_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "head_dim_v": self.head_dim_v,
+        }
+        self.handle = register_engine(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Attention({self.num_qo_heads}, {self.num_kv_heads}, {self.head_dim}, dtype={self.dtype}, "
+            f"variant={self.variant.name}, device={self.device})"
+        )
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        layout: BlockSparseLayout,
+        *,
+        kv_lens: Tensor | None = None,
+        num_workers: int | None = None,
+    ) -> Plan:
+        """Plan a step; every engine with the same ``plan_key`` may run it.
+
+        Args:
+            qo_indptr: int32 ``[num_requests + 1]`` on the host, from 0.
+            layout: where the KV of each request lies.
+            kv_lens: int32 ``[num_requests]`` on the host: lengths to plan for, upper bounds of ``layout.lengths``. None:
+                ``layout.lengths``.
+            num_workers: None: ``ATTNLOOM_WORKERS``, or torch's threads.
+        """
+        if not isinstance(layout, BlockSparseLayout):
+            raise TypeError(f"layout: expected a BlockSparseLayout, got {type(layout).__name__}")
+        if layout.device != self.device:
+            raise ValueError(f"layout.device={layout.device}: expected {self.device}")
+        lengths = layout.lengths if kv_lens is None else kv_lens
+        if lengths.shape != layout.lengths.shape:
+            raise ValueError(
+                f"kv_lens.shape={tuple(lengths.shape)}: expected one per row of layout, {tuple(layout.lengths.shape)}"
+            )
+        if num_workers is None:
+            num_workers = settings().workers or torch.get_num_threads()
+        return plan_scan(
+            qo_indptr, lengths, self.plan_key, num_workers=num_workers, costs=self.tiles.costs, layout=layout
+        )
+
+    def run(
+        self,
+        plan: Plan,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        sm_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        params: Mapping[str, Value] | None = None,
+        out: Tensor | None = None,
+        return_lse: bool = False,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, None]:
+        """Compute one layer.
+
+        Args:
+            plan: of this step.
+            q: ``[>= total_q, num_qo_heads, head_dim]``, any strides, last dimension contiguous.
+            k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, any strides that are multiples of 16
+                bytes, last dimension contiguous; views of larger buffers will do.
+            sm_scale: factor of q . k, default ``head_dim ** -0.5``.
+            k_scale, v_scale: factors of the caches, default 1.
+            params: the variant's parameters by name.
+            out: ``[>= total_q, num_qo_heads, head_dim_v]``, dtype as q (float32 with ``return_state``), last dimension
+                contiguous; None: a new one of total_q rows. Rows from total_q on are not touched.
+            return_lse: also return the LSE of the finished rows, a sink counted.
+            return_state: return the unfinished state instead, before sinks and output_transform: what
+                :func:`attnloom.merge_states` and :func:`attnloom.finish_state` take.
+
+        Returns:
+            out; or (out, lse) with ``return_lse``; or (out float32, lse) with ``return_state``, where lse is None for a
+            variant without softmax. lse is float32 ``[total_q, num_qo_heads]``, natural logarithm; -inf, with out 0,
+            for a query that sees no key.
+        """
+        self._check_plan(plan)
+        layout = plan.layout
+        if layout is None:
+            raise ValueError("plan.layout=None: expected a plan made with a layout")
+        self._check_rows("q", q, self.dtype, self.head_dim, plan)
+        num_blocks = min(self._check_cache("k_cache", k_cache, layout), self._check_cache("v_cache", v_cache, layout))
+        values = ordered(self.variant.params, params, {**self._sizes, "num_requests": plan.num_requests})
+        if return_lse and not self.variant.use_softmax:
+            raise ValueError(f"return_lse=True: expected False, {self.variant.name} uses no softmax and has no LSE")
+        out_dtype = torch.float32 if return_state else self.dtype
+        if out is None:
+            out = q.new_empty((plan.total_q, self.num_qo_heads, self.head_dim_v), dtype=out_dtype)
+        else:
+            self._check_rows("out", out, out_dtype, self.head_dim_v, plan)
+        lse = None
+        if (return_lse or return_state) and self.variant.use_softmax:
+            lse = q.new_empty((plan.total_q, self.num_qo_heads), dtype=torch.float32)
+        launch_ = attention_op if torch.compiler.is_compiling() else self._launch
+        launch_(
+            self,
+            plan,
+            layout,
+            num_blocks,
+            (q, k_cache, v_cache, out, lse),
+            values,
+            (
+                self.head_dim**-0.5 if sm_scale is None else float(sm_scale),
+                1.0 if k_scale is None else float(k_scale),
+                1.0 if v_scale is None else float(v_scale),
+            ),
+            return_state,
+        )
+        if return_state:
+            return out, lse
+        return (out, lse) if lse is not None else out
+
+    def finish(
+        self,
+        plan: Plan,
+        out_state: Tensor,
+        lse_state: Tensor | None,
+        *,
+        params: Mapping[str, Value] | None = None,
+        out: Tensor | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See :func:`attnloom.finish_state`."""
+        self._check_plan(plan)
+        if plan.layout is None:
+            raise ValueError("plan.layout=None: expected a plan made with a layout")
+        shape = (plan.total_q, self.num_qo_heads, self.head_dim_v)
+        check_tensor("out_state", out_state, dtype=torch.float32, ndim=3, device=self.device)
+        if tuple(out_state.shape) != shape:
+            raise ValueError(f"out_state.shape={tuple(out_state.shape)}: expected {shape}")
+        if self.variant.use_softmax:
+            check_tensor("lse_state", lse_state, dtype=torch.float32, ndim=2, device=self.device)
+            assert lse_state is not None
+            if tuple(lse_state.shape) != shape[:2]:
+                raise ValueError(f"lse_state.shape={tuple(lse_state.shape)}: expected {shape[:2]}")
+            lse_state = lse_state.contiguous()
+        elif lse_state is not None or return_lse:
+            raise ValueError(f"lse_state, return_lse: expected none, {self.variant.name} uses no softmax and has no LSE")
+        values = ordered(self.variant.params, params, {**self._sizes, "num_requests": plan.num_requests})
+        if out is None:
+            out = out_state.new_empty(shape, dtype=self.dtype)
+        else:
+            self._check_rows("out", out, self.dtype, self.head_dim_v, plan)
+        lse = out_state.new_empty(shape[:2]) if return_lse else None
+        words = pack(self.variant.params, values)
+        launch.finish(self, plan.buffer, plan.layout, (out_state.contiguous(), lse_state), out, lse, words)
+        return out if lse is None else (out, lse)
+
+    @staticmethod
+    def _launch(
+        engine: Attention,
+        plan: Plan,
+        layout: BlockSparseLayout,
+        num_blocks: int,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+        values: Sequence[Value],
+        scales: tuple[float, float, float],
+        unfinished: bool,
+    ) -> None:
+        """The direct path: no dispatcher between the caller and the kernel."""
+        if num_blocks not in plan.checked_blocks:
+            launch.check_indices(layout, num_blocks)
+            plan.checked_blocks.add(num_blocks)
+        words = pack(engine.variant.params, values)
+        launch.run(engine, plan.buffer, plan.num_workers, layout, tensors, words, scales, unfinished)
+
+    def _check_plan(self, plan: Plan) -> None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
+        if plan.key is not self.plan_key and plan.key != self.plan_key:
+            raise ValueError(f"plan.key={plan.key}: expected that of this engine, {self.plan_key}")
+
+    def _check_rows(self, name: str, rows: Tensor, dtype: torch.dtype, head_dim: int, plan: Plan) -> None:
+        check_tensor(name, rows, dtype=dtype, ndim=3, device=self.device)
+        if rows.shape[0] < plan.total_q or rows.shape[1] != self.num_qo_heads or rows.shape[2] != head_dim:
+            raise ValueError(
+                f"{name}.shape={tuple(rows.shape)}: expected [>= {plan.total_q}, {self.num_qo_heads}, {head_dim}]"
+            )
+        check_contiguous_last(name, rows)
+
+    def _check_cache(self, name: str, cache: Tensor, layout: BlockSparseLayout) -> int:
+        """Returns the number of blocks."""
+        check_tensor(name, cache, dtype=self.dtype, ndim=4, device=self.device)
+        if tuple(cache.shape[1:]) != (layout.block_size, self.num_kv_heads, self.head_dim):
+            raise ValueError(
+                f"{name}.shape={tuple(cache.shape)}: expected "
+                f"[num_blocks, {layout.block_size}, {self.num_kv_heads}, {self.head_dim}]"
+            )
+        check_contiguous_last(name, cache)
+        if not torch.compiler.is_compiling():
+            check_aligned(name, cache)
+        return cache.shape[0]

@@ -1,0 +1,57 @@
+"""Argument checks: each error names the argument, its value and what was expected."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes that bases and strides of caches are multiples of: what one vector load of a kernel takes."""
+
+
+def check_tensor(
+    name: str,
+    value: object,
+    *,
+    dtype: torch.dtype | None = None,
+    ndim: int | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """``value`` as a tensor of this dtype, number of dimensions and device; ``None`` leaves one open."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    if dtype is not None and value.dtype != dtype:
+        raise TypeError(f"{name}.dtype={value.dtype}: expected {dtype}")
+    if ndim is not None and value.dim() != ndim:
+        raise ValueError(f"{name}.shape={tuple(value.shape)}: expected {ndim} dimensions")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name}.device={value.device}: expected {device}")
+    return value
+
+
+def check_contiguous_last(name: str, value: Tensor) -> None:
+    """The last dimension has stride 1."""
+    if value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ValueError(f"{name}.stride()={value.stride()}: expected the last dimension to be contiguous")
+
+
+def check_aligned(name: str, value: Tensor) -> None:
+    """Base and strides are multiples of 16 bytes; strides of dimensions of size 1 do not count."""
+    size = value.element_size()
+    if value.data_ptr() % ALIGNMENT:
+        raise ValueError(f"{name}.data_ptr()={value.data_ptr():#x}: expected a multiple of {ALIGNMENT} bytes")
+    for dim in range(value.dim() - 1):
+        if value.shape[dim] > 1 and value.stride(dim) * size % ALIGNMENT:
+            raise ValueError(
+                f"{name}.stride()={value.stride()}: expected strides of a multiple of {ALIGNMENT} bytes, "
+                f"dimension {dim} has {value.stride(dim) * size}"
+            )
+
+
+def check_positive(name: str, value: object) -> int:
+    """An integer of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: expected an int")
+    if value < 1:
+        raise ValueError(f"{name}={value}: expected at least 1")
+    return value

@@ -1,0 +1,133 @@
+"""The launch: tensors to a kernel's params struct. The only place that calls an attention module."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnloom.core.abi import AttentionParams, CacheTensor, FinishParams, LayoutTensors, QueryTensor
+from attnloom.core.arena import arena
+from attnloom.core.errors import AttnloomError
+from attnloom.core.host import host_module
+from attnloom.core.layout import BlockSparseLayout
+
+if TYPE_CHECKING:
+    from attnloom.core.attention import Attention
+
+_runs = 0
+
+
+def run_count() -> int:
+    """Launches of attention kernels in this process so far: what proves that a served token came from here."""
+    return _runs
+
+
+def layout_tensors(layout: BlockSparseLayout) -> LayoutTensors:
+    """The struct of a layout."""
+    positions = layout.positions
+    return LayoutTensors(
+        layout.starts.data_ptr(),
+        layout.lengths.data_ptr(),
+        layout.indices.data_ptr(),
+        None if positions is None else positions.data_ptr(),
+        layout.block_size,
+    )
+
+
+def check_indices(layout: BlockSparseLayout, num_blocks: int) -> None:
+    """Every block id that the layout uses lies in a cache of ``num_blocks`` blocks.
+
+    Raises:
+        ValueError: one does not; the message names the row and the block.
+    """
+    found = (ctypes.c_int64 * 3)()
+    struct = layout_tensors(layout)
+    if host_module().attnloom_find_bad_index(
+        ctypes.byref(struct), layout.num_rows, layout.indices.shape[0], num_blocks, found
+    ):
+        row, block, index = found
+        if block < 0:
+            raise ValueError(
+                f"layout.lengths[{row}]={index}: expected 0 to what the {layout.indices.shape[0]} indices hold "
+                f"from starts[{row}]={int(layout.starts[row])} on"
+            )
+        raise ValueError(
+            f"layout.indices: block {block} of row {row} is {index}: expected 0 to {num_blocks - 1}, the cache's blocks"
+        )
+
+
+def _rows(tensor: Tensor) -> QueryTensor:
+    return QueryTensor(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
+
+
+def _cache(tensor: Tensor) -> CacheTensor:
+    return CacheTensor(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
+
+
+def run(
+    engine: Attention,
+    plan_buffer: Tensor,
+    num_workers: int,
+    layout: BlockSparseLayout,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    words: ctypes.Array[ctypes.c_uint64],
+    scales: tuple[float, float, float],
+    unfinished: bool,
+) -> None:
+    """Run an attention kernel on checked arguments.
+
+    Args:
+        tensors: q, k_cache, v_cache, out, lse (or None).
+        words: the variant's parameters, packed.
+        scales: of q . k, of the keys, of the values.
+        unfinished: write states instead of finished rows.
+    """
+    global _runs
+    q, k_cache, v_cache, out, lse = tensors
+    states, arrivals = arena.reserve(num_workers, engine.tiles.tile_q, engine.head_dim_v)
+    params = AttentionParams(
+        _rows(q),
+        _cache(k_cache),
+        _cache(v_cache),
+        _rows(out),
+        None if lse is None else lse.data_ptr(),
+        layout_tensors(layout),
+        plan_buffer.data_ptr(),
+        states.data_ptr(),
+        arrivals.data_ptr(),
+        ctypes.addressof(words),
+        *scales,
+        unfinished,
+        min(num_workers, torch.get_num_threads()),
+    )
+    status = engine.module.attnloom_run(ctypes.byref(params))
+    if status != 0:
+        raise AttnloomError(f"{engine.spec.name}: the kernel refused the plan (status {status})")
+    _runs += 1
+
+
+def finish(
+    engine: Attention,
+    plan_buffer: Tensor,
+    layout: BlockSparseLayout,
+    state: tuple[Tensor, Tensor | None],
+    out: Tensor,
+    lse: Tensor | None,
+    words: ctypes.Array[ctypes.c_uint64],
+) -> None:
+    """Apply the sink and output_transform to merged states; checked arguments."""
+    values, state_lse = state
+    params = FinishParams(
+        values.data_ptr(),
+        None if state_lse is None else state_lse.data_ptr(),
+        _rows(out),
+        None if lse is None else lse.data_ptr(),
+        layout_tensors(layout),
+        plan_buffer.data_ptr(),
+        ctypes.addressof(words),
+        torch.get_num_threads(),
+    )
+    engine.module.attnloom_finish(ctypes.byref(params))

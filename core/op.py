@@ -1,0 +1,116 @@
+"""The registered custom operator: attention as torch.compile sees it.
+
+Compiled graphs hold tensors and numbers only, so the operator takes the plan's buffer and the layout's arrays; the
+engine travels as a number.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnloom.core import launch
+from attnloom.core.abi import PlanHeader
+from attnloom.core.layout import BlockSparseLayout
+from attnloom.core.params import Value, pack
+
+if TYPE_CHECKING:
+    from attnloom.core.attention import Attention
+    from attnloom.core.plan import Plan
+
+_library = torch.library.Library("attnloom", "DEF")
+_library.define(
+    "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
+    "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, SymInt block_size, Tensor[] hook_tensors, "
+    "Scalar[] hook_scalars, int engine, float sm_scale, float k_scale, float v_scale, bool unfinished) -> ()"
+)
+_engines: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
+_next_handle = 0
+
+
+def register_engine(engine: Attention) -> int:
+    """The number under which the operator finds an engine while it lives."""
+    global _next_handle
+    _next_handle += 1
+    _engines[_next_handle] = engine
+    return _next_handle
+
+
+def attention_op(
+    engine: Attention,
+    plan: Plan,
+    layout: BlockSparseLayout,
+    num_blocks: int,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    values: Sequence[Value],
+    scales: tuple[float, float, float],
+    unfinished: bool,
+) -> None:
+    """Call the operator with the arguments of the direct path."""
+    torch.ops.attnloom.attention(
+        *tensors,
+        plan.buffer,
+        layout.starts,
+        layout.lengths,
+        layout.indices,
+        layout.positions,
+        layout.block_size,
+        [value for value in values if isinstance(value, Tensor)],
+        [value for value in values if not isinstance(value, Tensor)],
+        engine.handle,
+        *scales,
+        unfinished,
+    )
+
+
+def _run(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    plan: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    indices: Tensor,
+    positions: Tensor | None,
+    block_size: int,
+    hook_tensors: list[Tensor],
+    hook_scalars: list[float | int],
+    engine: int,
+    sm_scale: float,
+    k_scale: float,
+    v_scale: float,
+    unfinished: bool,
+) -> None:
+    found = _engines.get(engine)
+    if found is None:
+        raise RuntimeError(f"engine={engine}: expected an engine that still lives; keep it beside the compiled function")
+    layout = BlockSparseLayout(block_size, starts, lengths, indices, positions)
+    launch.check_indices(layout, min(k_cache.shape[0], v_cache.shape[0]))
+    tensors, scalars = iter(hook_tensors), iter(hook_scalars)
+    values: list[Value] = [next(scalars) if param.scalar else next(tensors) for param in found.variant.params]
+    header = PlanHeader.from_address(plan.data_ptr())
+    words = pack(found.variant.params, values)
+    launch.run(
+        found,
+        plan,
+        header.num_workers,
+        layout,
+        (q, k_cache, v_cache, out, lse),
+        words,
+        (sm_scale, k_scale, v_scale),
+        unfinished,
+    )
+
+
+def _fake(*_: object) -> None:
+    """Shapes only: the outputs are given, nothing is made."""
+
+
+_library.impl("attention", _run, "CPU")
+torch.library.register_fake("attnloom::attention", _fake, lib=_library)

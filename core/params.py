@@ -1,0 +1,65 @@
+"""Run-time parameters of a variant: from a dict of numbers and tensors to the words a kernel reads."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from attnloom.core.checks import check_tensor
+from attnloom.core.variant import Param
+
+Value = float | int | Tensor
+
+
+def ordered(declared: Sequence[Param], given: Mapping[str, Value] | None, sizes: Mapping[str, int]) -> list[Value]:
+    """The values in the order of declaration, checked.
+
+    Args:
+        declared: what the variant reads.
+        given: by name.
+        sizes: what the symbols of ``Param.shape`` stand for.
+
+    Raises:
+        TypeError, ValueError: a parameter is missing, unknown, or of another type or shape.
+    """
+    given = {} if given is None else given
+    names = [param.name for param in declared]
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
+    if missing or unknown:
+        raise ValueError(f"params={sorted(given)}: expected {sorted(names)}, missing {missing}, unknown {unknown}")
+    return [_checked(param, given[param.name], sizes) for param in declared]
+
+
+def _checked(param: Param, value: Value, sizes: Mapping[str, int]) -> Value:
+    label = f"params[{param.name!r}]"
+    if param.scalar:
+        if isinstance(value, Tensor) or isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{label}={value!r}: expected a number")
+        if param.dtype == torch.int64 and not isinstance(value, int):
+            raise TypeError(f"{label}={value!r}: expected an int")
+        return value
+    tensor = check_tensor(label, value, dtype=param.dtype, ndim=len(param.shape), device=torch.device("cpu"))
+    for dim, size in enumerate(param.shape):
+        wanted = sizes[size] if isinstance(size, str) else size
+        if wanted is not None and tensor.shape[dim] != wanted:
+            raise ValueError(f"{label}.shape={tuple(tensor.shape)}: expected {wanted} ({size}) in dimension {dim}")
+    return tensor
+
+
+def pack(declared: Sequence[Param], values: Sequence[Value]) -> ctypes.Array[ctypes.c_uint64]:
+    """The words of checked values: a number, or an address and its strides in elements."""
+    words: list[int] = []
+    for param, value in zip(declared, values, strict=True):
+        if isinstance(value, Tensor):
+            words.append(value.data_ptr())
+            words.extend(stride & 0xFFFFFFFFFFFFFFFF for stride in value.stride())
+        elif param.dtype == torch.float32:
+            words.append(struct.unpack("<I", struct.pack("<f", value))[0])
+        else:
+            words.append(int(value) & 0xFFFFFFFFFFFFFFFF)
+    return (ctypes.c_uint64 * max(len(words), 1))(*words)

@@ -1,0 +1,182 @@
+"""The plan of one step: what each worker runs, as a readable dataclass over one flat int32 buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnloom.core.abi import PLAN_HEADER_WORDS
+from attnloom.core.layout import BlockSparseLayout
+from attnloom.core.tiles import Costs
+
+
+class PlanKey(NamedTuple):
+    """What a plan depends on besides lengths: one plan serves every layer with the same key."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    tile_q_short: int
+    tile_q: int
+    tile_kv: int
+    left: int | None
+    right: int | None
+    device: torch.device
+
+
+class Piece(NamedTuple):
+    """A contiguous stretch of one item (query tile, kv head), run by one worker; KV tiles count from the visible start."""
+
+    worker: int
+    tile: int
+    head: int
+    kv_begin: int
+    kv_end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What one step will run; made from lengths before the kernel.
+
+    Items (query tile, kv head) lie in one line: by tile, then kv head, then KV tile inside the item; worker w runs the
+    stretch from its start to the start of worker w + 1. A KV tile is counted from the first visible one as the kernel
+    finds it from the true lengths, and the last piece of an item runs to the item's end: a plan stays right when true
+    lengths differ from the planned ones, and only the balance suffers.
+
+    Attributes:
+        key: what it depends on besides lengths.
+        num_requests: rows of the layout.
+        num_tiles: query tiles.
+        num_workers: workers; on a CPU they are shared by torch's threads.
+        total_q: query tokens.
+        costs: the cost model it was balanced with.
+        buffer: int32, a header and the arrays below (csrc/planner/plan.h).
+        layout: where the KV lies; None for a plan made for its numbers only.
+    """
+
+    key: PlanKey
+    num_requests: int
+    num_tiles: int
+    num_workers: int
+    total_q: int
+    tile_capacity: int
+    costs: Costs
+    buffer: Tensor
+    layout: BlockSparseLayout | None = None
+    # Block counts of caches that the block ids were checked against.
+    checked_blocks: set[int] = field(default_factory=set, repr=False)
+
+    def _array(self, index: int) -> Tensor:
+        tiles, workers = self.tile_capacity, self.num_workers
+        rooms = [self.num_requests + 1, tiles, tiles, tiles, tiles, *[workers + 1] * 3, workers, workers]
+        used = [self.num_requests + 1, *[self.num_tiles] * 4, *[workers + 1] * 3, workers, workers]
+        start = PLAN_HEADER_WORDS + sum(rooms[:index])
+        return self.buffer[start : start + used[index]]
+
+    @property
+    def qo_indptr(self) -> Tensor:
+        """int32 ``[num_requests + 1]``: queries of request r are rows ``qo_indptr[r] : qo_indptr[r + 1]`` of q."""
+        return self._array(0)
+
+    @property
+    def tile_request(self) -> Tensor:
+        """int32 ``[num_tiles]``: the request of a query tile."""
+        return self._array(1)
+
+    @property
+    def tile_row(self) -> Tensor:
+        """int32 ``[num_tiles]``: its first folded row (query ``row // group``, query head ``row % group`` of the group)."""
+        return self._array(2)
+
+    @property
+    def tile_rows(self) -> Tensor:
+        """int32 ``[num_tiles]``: its folded rows."""
+        return self._array(3)
+
+    @property
+    def tile_kv_tiles(self) -> Tensor:
+        """int32 ``[num_tiles]``: KV tiles that are visible to it, per kv head."""
+        return self._array(4)
+
+    @property
+    def worker_tile(self) -> Tensor:
+        """int32 ``[num_workers + 1]``: query tile at which a worker begins."""
+        return self._array(5)
+
+    @property
+    def worker_head(self) -> Tensor:
+        """int32 ``[num_workers + 1]``: kv head at which it begins."""
+        return self._array(6)
+
+    @property
+    def worker_kv(self) -> Tensor:
+        """int32 ``[num_workers + 1]``: KV tile, inside the item, at which it begins."""
+        return self._array(7)
+
+    @property
+    def split_begin(self) -> Tensor:
+        """int32 ``[num_workers]``: the worker that opened the item inside which a worker begins, or -1."""
+        return self._array(8)
+
+    @property
+    def split_end(self) -> Tensor:
+        """int32 ``[num_workers]``: the last worker of the item that a worker opens and leaves open, or -1."""
+        return self._array(9)
+
+    @property
+    def num_splits(self) -> int:
+        """Items that more than one worker computes."""
+        return int((self.split_end >= 0).sum())
+
+    def pieces(self) -> list[Piece]:
+        """Every piece of every worker, in order. Enumerates items: for people and tests, not for a step."""
+        kv_tiles = self.tile_kv_tiles.tolist()
+        starts = list(
+            zip(self.worker_tile.tolist(), self.worker_head.tolist(), self.worker_kv.tolist(), strict=True)
+        )
+        found = []
+        for worker in range(self.num_workers):
+            (tile, head, kv), stop = starts[worker], starts[worker + 1]
+            while (tile, head, kv) < stop:
+                last = (tile, head) == stop[:2]
+                found.append(Piece(worker, tile, head, kv, stop[2] if last else kv_tiles[tile]))
+                if last:
+                    break
+                tile, head, kv = (tile, head + 1, 0) if head + 1 < self.key.num_kv_heads else (tile + 1, 0, 0)
+        return found
+
+    def _before(self, per_tile: Tensor, inside: Tensor) -> Tensor:
+        """Sums of ``per_tile`` (per kv head) over the line of items, from each worker's start to the next one's."""
+        heads = self.key.num_kv_heads
+        prefix = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(per_tile.to(torch.int64) * heads, 0)])
+        each = torch.cat([per_tile.to(torch.int64), torch.zeros(1, dtype=torch.int64)])
+        tile = self.worker_tile.to(torch.int64)
+        return (prefix[tile] + self.worker_head * each[tile] + inside).diff()
+
+    def worker_tiles(self) -> Tensor:
+        """int64 ``[num_workers]``: KV tiles that a worker executes, summed over its items."""
+        return self._before(self.tile_kv_tiles, self.worker_kv.to(torch.int64))
+
+    def __str__(self) -> str:
+        """A table: a line per worker."""
+        loads = self.worker_tiles()
+        mean = float(loads.to(torch.float64).mean()) if self.num_workers else 0.0
+        busiest = int(loads.max()) if self.num_workers else 0
+        lines = [
+            f"plan: {self.num_requests} requests, {self.total_q} queries, {self.key.num_qo_heads}/"
+            f"{self.key.num_kv_heads} heads, {self.num_tiles} query tiles of <= {self.key.tile_q} rows, "
+            f"KV tiles of {self.key.tile_kv}, band ({self.key.left}, {self.key.right})",
+            f"      {self.num_workers} workers, {int(loads.sum())} KV tiles executed, busiest {busiest} "
+            f"({busiest / mean if mean else 1.0:.3f} x mean), {self.num_splits} items split",
+            "worker   KV tiles  from (tile, head, kv)     opens  until worker",
+        ]
+        tile, head, kv, end = (
+            array.tolist() for array in (self.worker_tile, self.worker_head, self.worker_kv, self.split_end)
+        )
+        for worker, load in enumerate(loads.tolist()):
+            start = f"({tile[worker]}, {head[worker]}, {kv[worker]})"
+            split = f"split  {end[worker]}" if end[worker] >= 0 else ""
+            lines.append(f"{worker:6d} {load:10d}  {start:24s}  {split}".rstrip())
+        return "\n".join(lines)

@@ -1,0 +1,106 @@
+// The structs that cross from Python into a module. core/abi.py mirrors them field by field; a module tells its
+// sizes when it is loaded, so that a mismatch is an error and not a wrong read.
+#pragma once
+
+#include <cstdint>
+
+namespace attnloom {
+
+// Strides are in elements.
+struct QueryTensor {  // [rows, num_qo_heads, head_dim]
+  const void* data;
+  int64_t stride_row;
+  int64_t stride_head;
+};
+
+struct CacheTensor {  // [num_blocks, block_size, num_kv_heads, head_dim]
+  const void* data;
+  int64_t stride_block;
+  int64_t stride_slot;
+  int64_t stride_head;
+};
+
+struct OutputTensor {  // [rows, num_qo_heads, head_dim_v]
+  void* data;
+  int64_t stride_row;
+  int64_t stride_head;
+};
+
+// core/layout.py: BlockSparseLayout
+struct LayoutTensors {
+  const int64_t* starts;     // [num_rows]
+  const int32_t* lengths;    // [num_rows]
+  const int32_t* indices;    // flat
+  const int32_t* positions;  // flat, indexed like `indices`; null: block i of a row is at i * block_size
+  int64_t block_size;
+};
+
+struct AttentionParams {
+  QueryTensor q;
+  CacheTensor k;
+  CacheTensor v;
+  OutputTensor out;  // float32 where `unfinished`, else the engine's dtype
+  float* lse;        // [rows, num_qo_heads], or null
+  LayoutTensors layout;
+  const int32_t* plan;          // planner/plan.h
+  float* arena;                 // partial states: 2 * workers * tile_q * (head_dim_v + 1) floats
+  int32_t* arrivals;            // [workers], zero before and after
+  const uint64_t* hook_params;  // the variant's declared parameters (common/hooks.h)
+  float sm_scale;
+  float k_scale;
+  float v_scale;
+  int32_t unfinished;   // write the state (O, LSE) instead of the finished row
+  int32_t num_threads;
+};
+
+// Finishes rows whose states were merged elsewhere: the sink and output_transform.
+struct FinishParams {
+  const float* state_out;  // [rows, num_qo_heads, head_dim_v], contiguous
+  const float* state_lse;  // [rows, num_qo_heads], contiguous; may be null without softmax
+  OutputTensor out;
+  float* lse;  // [rows, num_qo_heads], or null
+  LayoutTensors layout;
+  const int32_t* plan;
+  const uint64_t* hook_params;
+  int32_t num_threads;
+};
+
+struct MergeParams {  // contiguous; out may not alias the states
+  const float* outs;  // [num_states, rows, head_dim_v]
+  const float* lses;  // [num_states, rows], or null: states without softmax add
+  float* out;         // [rows, head_dim_v]
+  float* lse;         // [rows], or null with lses
+  int64_t num_states;
+  int64_t rows;
+  int64_t head_dim_v;
+  int32_t num_threads;
+};
+
+struct AppendParams {  // strides in bytes; caches as CacheTensor
+  const char* k;
+  const char* v;
+  char* k_cache;
+  char* v_cache;
+  const int64_t* slots;  // [num_tokens], -1 skips
+  int64_t num_tokens;
+  int64_t num_kv_heads;
+  int64_t block_size;
+  int64_t k_row_bytes;
+  int64_t v_row_bytes;
+  int64_t k_stride_token, k_stride_head;
+  int64_t v_stride_token, v_stride_head;
+  int64_t k_cache_stride_block, k_cache_stride_slot, k_cache_stride_head;
+  int64_t v_cache_stride_block, v_cache_stride_slot, v_cache_stride_head;
+  int32_t num_threads;
+};
+
+struct PlanParams {
+  const int32_t* qo_indptr;  // [num_requests + 1]
+  const int32_t* kv_lens;    // [num_requests]
+  int32_t* plan;             // plan_words(...) words
+  int32_t cost_item;
+  int32_t cost_kv_tile;
+  int32_t cost_row;
+};
+
+}  // namespace attnloom

@@ -1,0 +1,400 @@
+// The cpu kernel family: each worker runs its stretch of the plan, item by item:
+//   load Q -> for each KV tile: gather, S = Q K^T, weigh, O += P V -> write the row, or leave a partial state.
+// The last worker to finish a piece of a split item merges its states, in the order of the workers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/band.h"
+#include "common/hooks.h"
+#include "common/params.h"
+#include "cpu/epilogue.h"
+#include "cpu/products.h"
+#include "cpu/request.h"
+#include "cpu/scratch.h"
+#include "cpu/softmax.h"
+#include "cpu/state.h"
+#include "planner/plan.h"
+#include "planner/scan.h"
+
+namespace attnloom {
+namespace cpu {
+
+constexpr int32_t kFewRows = 8;  // up to here reading keys in place beats packing them
+
+template <typename Scalar, int kDim, int kDimV, typename Variant, typename HookParams>
+class Worker {
+ public:
+  Worker(const AttentionParams& params, const HookParams& hooks)
+      : p_(params),
+        hooks_(hooks),
+        plan_{params.plan},
+        header_(plan_.header()),
+        group_(header_.num_qo_heads / header_.num_kv_heads),
+        epilogue_{hooks, params.out, params.lse, header_.num_qo_heads} {
+    const int64_t rows = header_.tile_q;
+    const int64_t sizes[] = {rows * kDim,        rows * kDimV,      rows * kTileKv,   kTileKv * kDim, kTileKv * kDim,
+                             kTileKv * kDimV, kMaxDim, rows * 2};
+    float** const parts[] = {&q_, &out_, &scores_, &packed_keys_, &key_rows_, &value_rows_, &line_, &states_floats_};
+    int64_t floats = 0;
+    for (int64_t size : sizes) floats += size;
+    float* next = thread_scratch().take(floats);
+    for (int part = 0; part < 8; ++part) {
+      *parts[part] = next;
+      next += sizes[part];
+    }
+    states_ = reinterpret_cast<RowState*>(states_floats_);
+  }
+
+  void run(int32_t worker) {
+    Coordinate at = plan_.start(worker);
+    const Coordinate stop = plan_.start(worker + 1);
+    while (at < stop) {
+      const Piece piece = plan_.piece_at(at, stop);
+      run_piece(worker, piece);
+      at = plan_.after(piece);
+    }
+  }
+
+ private:
+  static constexpr int kMaxDim = kDim > kDimV ? kDim : kDimV;
+
+  void run_piece(int32_t worker, const Piece& piece) {
+    const Request request(p_.layout, plan_.qo_indptr(), plan_.tile_request()[piece.tile]);
+    const int32_t row = plan_.tile_row()[piece.tile];
+    const int32_t rows = plan_.tile_rows()[piece.tile];
+    const int32_t first = request.query_position(row / group_);
+    const int32_t last = request.query_position((row + rows - 1) / group_);
+    const Range any = header_.trimmed ? visible_to_any(header_.band, first, last, request.kv_len)
+                                      : Range{0, request.kv_len};
+    const Range all = header_.trimmed ? visible_to_all(header_.band, first, last, request.kv_len) : Range{0, 0};
+    const Range tiles = kv_tiles_of(any, kTileKv);
+    const int32_t begin = tiles.begin + piece.kv_begin;
+    const int32_t end =
+        piece.closes ? tiles.end : static_cast<int32_t>(min_of(tiles.begin + piece.kv_end, tiles.end));
+
+    load_queries(request, piece.head, row, rows);
+    for (int32_t i = 0; i < rows; ++i) states_[i] = {-kInfinity, 0.0f};
+    for (int32_t i = 0; i < rows * kDimV; ++i) out_[i] = 0.0f;
+    for (int32_t tile = begin; tile < end; ++tile) run_tile(request, piece.head, row, rows, tile, any, all);
+
+    if (piece.opens && piece.closes) {
+      for (int32_t i = 0; i < rows; ++i) {
+        const float lse = normalise(i);
+        write(request, piece.head, row + i, out_ + i * kDimV, lse);
+      }
+      return;
+    }
+    leave_partial(worker, piece, rows);
+    merge_if_last(worker, piece, request, row, rows);
+  }
+
+  Row row_of(const Request& request, int32_t kv_head, int32_t folded) const {
+    const int32_t query = folded / group_;
+    return {request.index, query, request.query_position(query), kv_head * group_ + folded % group_, kv_head};
+  }
+
+  void write(const Request& request, int32_t kv_head, int32_t folded, float* values, float lse) const {
+    const Row row = row_of(request, kv_head, folded);
+    const int64_t token = request.first_token + row.q_index;
+    if (p_.unfinished) {
+      epilogue_.write_state(row, token, values, lse);
+    } else {
+      epilogue_.finish(row, token, values, lse);
+    }
+  }
+
+  void load_queries(const Request& request, int32_t kv_head, int32_t first_row, int32_t rows) {
+    const Scalar* q = static_cast<const Scalar*>(p_.q.data);
+    for (int32_t i = 0; i < rows; ++i) {
+      const Row row = row_of(request, kv_head, first_row + i);
+      const Scalar* from =
+          q + (request.first_token + row.q_index) * p_.q.stride_row + row.q_head * p_.q.stride_head;
+      float* to = q_ + i * kDim;
+      for (int dim = 0; dim < kDim; dim += kLanes) store(to + dim, load(from + dim));
+      if constexpr (Variant::kHasQueryTransform) {
+        for (int dim = 0; dim < kDim; ++dim) line_[dim] = to[dim];
+        for (int dim = 0; dim < kDim; ++dim) {
+          to[dim] = Variant::query_transform(hooks_, line_, dim, row.request, row.q_pos, row.q_head, row.kv_head,
+                                             row.q_index);
+        }
+      }
+    }
+  }
+
+  // Addresses, slots and positions of the tile's columns. Only [begin, end) may be read; other columns repeat the
+  // nearest of those, so that no hook meets an index outside the request.
+  template <typename T>
+  void locate_rows(const Request& request, const CacheTensor& cache, int32_t kv_head, int32_t first_slot, int begin,
+                   int end, const T** rows) const {
+    const int64_t block_size = request.block_size;
+    const T* base = static_cast<const T*>(cache.data) + kv_head * cache.stride_head;
+    int64_t block = (first_slot + begin) / block_size;
+    int64_t offset = (first_slot + begin) % block_size;
+    const T* page = base + request.blocks[block] * cache.stride_block;
+    for (int column = begin; column < end; ++column, ++offset) {
+      if (offset == block_size) {
+        offset = 0;
+        page = base + request.blocks[++block] * cache.stride_block;
+      }
+      rows[column] = page + offset * cache.stride_slot;
+    }
+  }
+
+  void run_tile(const Request& request, int32_t kv_head, int32_t first_row, int32_t rows, int32_t tile, Range any,
+                Range all) {
+    const int32_t first_slot = tile * kTileKv;
+    const int begin = any.begin > first_slot ? any.begin - first_slot : 0;
+    const int end = any.end - first_slot < kTileKv ? any.end - first_slot : kTileKv;
+    for (int column = 0; column < kTileKv; ++column) {
+      const int inside = column < begin ? begin : (column < end ? column : end - 1);
+      kv_index_[column] = first_slot + inside;
+      kv_pos_[column] = request.position(first_slot + inside);
+    }
+    const Scalar* keys[kTileKv];
+    const Scalar* values[kTileKv];
+    locate_rows(request, p_.k, kv_head, first_slot, begin, end, keys);
+    locate_rows(request, p_.v, kv_head, first_slot, begin, end, values);
+
+    if constexpr (Variant::kHasKeyTransform) {
+      const float* rows_of_keys[kTileKv];
+      transform_rows<kDim>(keys, begin, end, request, kv_head, p_.k_scale, key_rows_, rows_of_keys, KeyHook{});
+      score(rows, rows_of_keys, begin, end);
+    } else {
+      score(rows, keys, begin, end);
+    }
+
+    const bool mask_free = first_slot >= all.begin && first_slot + kTileKv <= all.end;
+    const TileColumns columns{first_slot, kv_pos_, kv_index_};
+    const float scale = Variant::kHasKeyTransform ? p_.sm_scale : p_.sm_scale * p_.k_scale;
+    for (int32_t i = 0; i < rows; ++i) {
+      const Row row = row_of(request, kv_head, first_row + i);
+      float* scores = scores_ + i * kTileKv;
+      float factor;
+      if (mask_free) {
+        factor = weigh_row<Variant, false, false>(hooks_, row, columns, Range{}, Band{}, scale, scores, &states_[i]);
+      } else if (header_.trimmed) {
+        const Range seen = visible_to(header_.band, row.q_pos, request.kv_len);
+        const Range inside{seen.begin - first_slot, seen.end - first_slot};
+        factor = weigh_row<Variant, true, false>(hooks_, row, columns, inside, Band{}, scale, scores, &states_[i]);
+      } else {
+        factor = weigh_row<Variant, true, true>(hooks_, row, columns, Range{begin, end}, header_.band, scale, scores,
+                                                &states_[i]);
+      }
+      if (factor != 1.0f) {
+        float* out = out_ + i * kDimV;
+        for (int dim = 0; dim < kDimV; dim += kLanes) store(out + dim, load(out + dim) * broadcast(factor));
+      }
+    }
+
+    if constexpr (Variant::kHasValueTransform) {
+      const float* rows_of_values[kTileKv];
+      transform_rows<kDimV>(values, begin, end, request, kv_head, p_.v_scale, value_rows_, rows_of_values,
+                            ValueHook{});
+      add_values(rows, rows_of_values, begin, end);
+    } else {
+      add_values(rows, values, begin, end);
+    }
+  }
+
+  struct KeyHook {
+    template <typename... Args>
+    float operator()(Args&&... args) const {
+      return Variant::key_transform(args...);
+    }
+  };
+  struct ValueHook {
+    template <typename... Args>
+    float operator()(Args&&... args) const {
+      return Variant::value_transform(args...);
+    }
+  };
+
+  // The transform stage of K and V hooks: rows come out as float32, dequantised before the hook sees them.
+  template <int kWidth, typename Hook>
+  void transform_rows(const Scalar* const* from, int begin, int end, const Request& request, int32_t kv_head,
+                      float scale, float* storage, const float** rows, Hook hook) {
+    for (int column = begin; column < end; ++column) {
+      for (int dim = 0; dim < kWidth; dim += kLanes) {
+        store(line_ + dim, load(from[column] + dim) * broadcast(scale));
+      }
+      float* to = storage + column * kWidth;
+      for (int dim = 0; dim < kWidth; ++dim) {
+        to[dim] = hook(hooks_, static_cast<const float*>(line_), dim, request.index, kv_pos_[column], kv_head,
+                       kv_index_[column]);
+      }
+      rows[column] = to;
+    }
+  }
+
+  template <typename T>
+  void score(int32_t rows, const T* const* keys, int begin, int end) {
+    if (rows <= kFewRows) {
+      for (int32_t i = 0; i < rows; i += kFewRowBlock) {
+        score_block<kFewRowBlock>(rows - i, q_ + i * kDim, keys, begin, end, scores_ + i * kTileKv);
+      }
+      return;
+    }
+    pack_keys<kDim>(keys, begin, end, packed_keys_);
+    multiply<kTileKv, false>(
+        rows, q_, kDim, [this](int dim) { return packed_keys_ + dim * kTileKv; }, kDim, scores_, kTileKv);
+  }
+
+  template <int kRows, typename T>
+  void score_block(int32_t rows, const float* q, const T* const* keys, int begin, int end, float* scores) {
+    if constexpr (kRows > 0) {
+      if (rows >= kRows) return score_few_rows<kRows, kDim>(q, keys, begin, end, scores);
+      score_block<kRows - 1>(rows, q, keys, begin, end, scores);
+    }
+  }
+
+  template <typename T>
+  void add_values(int32_t rows, const T* const* values, int begin, int end) {
+    if (rows <= kFewRows) {
+      for (int32_t i = 0; i < rows; i += kFewRowBlock) {
+        add_values_block<kFewRowBlock>(rows - i, scores_ + i * kTileKv, values, begin, end, out_ + i * kDimV);
+      }
+      return;
+    }
+    const float* const* rows_of_values;
+    const float* converted[kTileKv];
+    if constexpr (std::is_same<T, float>::value) {
+      rows_of_values = values;
+    } else {
+      for (int column = begin; column < end; ++column) {
+        float* to = value_rows_ + column * kDimV;
+        for (int dim = 0; dim < kDimV; dim += kLanes) store(to + dim, load(values[column] + dim));
+        converted[column] = to;
+      }
+      rows_of_values = converted;
+    }
+    multiply<kDimV, true>(
+        rows, scores_ + begin, kTileKv, [=](int column) { return rows_of_values[begin + column]; }, end - begin, out_,
+        kDimV);
+  }
+
+  template <int kRows, typename T>
+  void add_values_block(int32_t rows, const float* weights, const T* const* values, int begin, int end, float* out) {
+    if constexpr (kRows > 0) {
+      if (rows >= kRows) return add_values_few_rows<kRows, kDimV>(weights, values, begin, end, out);
+      add_values_block<kRows - 1>(rows, weights, values, begin, end, out);
+    }
+  }
+
+  // Divides row i of the accumulator by its sum; returns its LSE.
+  float normalise(int32_t i) {
+    const RowState state = states_[i];
+    float factor = Variant::kHasValueTransform ? 1.0f : p_.v_scale;
+    if constexpr (Variant::kSoftmax) factor = state.total == 0.0f ? 0.0f : factor / state.total;
+    float* out = out_ + i * kDimV;
+    for (int dim = 0; dim < kDimV; dim += kLanes) store(out + dim, load(out + dim) * broadcast(factor));
+    return state.total == 0.0f ? -kInfinity : state.peak + math::log(state.total);
+  }
+
+  // The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs.
+  float* partial_values(int32_t slot) const { return p_.arena + static_cast<int64_t>(slot) * header_.tile_q * kDimV; }
+  float* partial_lses(int32_t slot) const {
+    return p_.arena + static_cast<int64_t>(header_.num_workers) * 2 * header_.tile_q * kDimV +
+           static_cast<int64_t>(slot) * header_.tile_q;
+  }
+
+  void leave_partial(int32_t worker, const Piece& piece, int32_t rows) {
+    const int32_t slot = partial_slot(worker, piece.opens);
+    float* values = partial_values(slot);
+    float* lses = partial_lses(slot);
+    for (int32_t i = 0; i < rows; ++i) {
+      lses[i] = normalise(i);
+      for (int dim = 0; dim < kDimV; dim += kLanes) {
+        store(values + i * kDimV + dim, load(out_ + i * kDimV + dim));
+      }
+    }
+  }
+
+  bool has_piece(int32_t worker) const { return plan_.start(worker) < plan_.start(worker + 1); }
+
+  void merge_if_last(int32_t worker, const Piece& piece, const Request& request, int32_t row, int32_t rows) {
+    const int32_t opener = piece.opens ? worker : plan_.split_begin()[worker];
+    const int32_t count = plan_.split_end()[opener] - opener + 1;
+    int32_t pieces = 0;
+    for (int32_t i = 0; i < count; ++i) pieces += has_piece(opener + i);
+    std::atomic<int32_t>& arrivals = reinterpret_cast<std::atomic<int32_t>&>(p_.arrivals[opener]);
+    if (arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 < pieces) return;
+    arrivals.store(0, std::memory_order_relaxed);  // ready for the next run
+
+    for (int32_t i = 0; i < rows; ++i) {
+      const auto value_of = [this, opener, i](int64_t nth) -> const float* {
+        const int32_t other = opener + static_cast<int32_t>(nth);
+        return has_piece(other) ? partial_values(partial_slot(other, nth == 0)) + i * kDimV : nullptr;
+      };
+      const auto lse_of = [this, opener, i](int64_t nth) {
+        return partial_lses(partial_slot(opener + static_cast<int32_t>(nth), nth == 0))[i];
+      };
+      const float lse = merge_row<Variant::kSoftmax>(count, value_of, lse_of, kDimV, line_);
+      write(request, piece.head, row + i, line_, lse);
+    }
+  }
+
+  const AttentionParams& p_;
+  const HookParams& hooks_;
+  PlanView<const int32_t> plan_;
+  const PlanHeader& header_;
+  const int32_t group_;
+
+  Epilogue<Scalar, kDimV, Variant, HookParams> epilogue_;
+
+  float* q_;            // [tile_q][kDim]
+  float* out_;          // [tile_q][kDimV]
+  float* scores_;       // [tile_q][kTileKv]
+  float* packed_keys_;  // [kDim][kTileKv]
+  float* key_rows_;     // [kTileKv][kDim], after the key hook
+  float* value_rows_;   // [kTileKv][kDimV], float32 or after the value hook
+  float* line_;         // one row
+  float* states_floats_;
+  RowState* states_;  // [tile_q]
+  int32_t kv_pos_[kTileKv];
+  int32_t kv_index_[kTileKv];
+};
+
+template <typename Scalar, int kDim, int kDimV, typename Variant, typename HookParams>
+int32_t run_attention(const AttentionParams& params) {
+  const HookParams hooks(params.hook_params);
+  const PlanHeader& header = PlanView<const int32_t>{params.plan}.header();
+  if (header.tile_kv != kTileKv) return 1;
+#pragma omp parallel num_threads(params.num_threads) if (params.num_threads > 1)
+  {
+    Worker<Scalar, kDim, kDimV, Variant, HookParams> worker(params, hooks);
+#pragma omp for schedule(dynamic, 1)
+    for (int32_t index = 0; index < header.num_workers; ++index) worker.run(index);
+  }
+  return 0;
+}
+
+// Finishes states that were merged elsewhere: every row of every request of the plan.
+template <typename Scalar, int kDimV, typename Variant, typename HookParams>
+int32_t finish_attention(const FinishParams& params) {
+  const HookParams hooks(params.hook_params);
+  const PlanView<const int32_t> plan{params.plan};
+  const PlanHeader& header = plan.header();
+  const int32_t group = header.num_qo_heads / header.num_kv_heads;
+  const Epilogue<Scalar, kDimV, Variant, HookParams> epilogue{hooks, params.out, params.lse, header.num_qo_heads};
+#pragma omp parallel for num_threads(params.num_threads) if (params.num_threads > 1)
+  for (int32_t index = 0; index < header.num_requests; ++index) {
+    const Request request(params.layout, plan.qo_indptr(), index);
+    float values[kDimV];
+    for (int32_t query = 0; query < request.qo_len; ++query) {
+      const int64_t token = request.first_token + query;
+      for (int32_t head = 0; head < header.num_qo_heads; ++head) {
+        const Row row{index, query, request.query_position(query), head, head / group};
+        const int64_t at = token * header.num_qo_heads + head;
+        for (int dim = 0; dim < kDimV; ++dim) values[dim] = params.state_out[at * kDimV + dim];
+        epilogue.finish(row, token, values, params.state_lse == nullptr ? 0.0f : params.state_lse[at]);
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace cpu
+}  // namespace attnloom

@@ -1,0 +1,100 @@
+// The plan of one step: a header and flat int32 arrays in one buffer, written by the planner on the host or
+// on the device, read by every kernel family.
+//
+// An item is (query tile, kv head); the items of a step lie in one line: by tile, then by kv head, then by kv
+// tile inside the item. Worker w runs the contiguous stretch from start(w) to start(w + 1).
+#pragma once
+
+#include <cstdint>
+
+#include "common/band.h"
+#include "common/macros.h"
+
+namespace attnloom {
+
+struct PlanHeader {
+  int32_t num_requests;
+  int32_t num_tiles;
+  int32_t num_workers;
+  int32_t num_qo_heads;
+  int32_t num_kv_heads;
+  int32_t tile_q_short;  // query tile, in folded rows, of requests that fit into one such tile
+  int32_t tile_q;        // query tile of all others
+  int32_t tile_kv;       // KV tile, in tokens
+  Band band;
+  int32_t trimmed;       // 1: the band trims the KV range of a tile; 0: slots are not at their own positions
+  int32_t tile_capacity;  // room in the tile arrays; a captured shape keeps it while num_tiles changes
+};
+constexpr int32_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int32_t);
+
+// Where a worker begins: kv tile `kv` (counted from the first visible tile) of item (tile, head).
+struct Coordinate {
+  int32_t tile;
+  int32_t head;
+  int32_t kv;
+};
+
+ATTNLOOM_HD bool operator==(Coordinate a, Coordinate b) { return a.tile == b.tile && a.head == b.head && a.kv == b.kv; }
+ATTNLOOM_HD bool same_item(Coordinate a, Coordinate b) { return a.tile == b.tile && a.head == b.head; }
+ATTNLOOM_HD bool operator<(Coordinate a, Coordinate b) {
+  if (a.tile != b.tile) return a.tile < b.tile;
+  if (a.head != b.head) return a.head < b.head;
+  return a.kv < b.kv;
+}
+
+// A contiguous stretch of one item, run by one worker.
+struct Piece {
+  int32_t tile;
+  int32_t head;
+  int32_t kv_begin;
+  int32_t kv_end;  // meaningless when `closes`: the last piece runs to the end that the true length gives
+  bool opens;      // holds the first kv tile of the item
+  bool closes;     // holds the last kv tile of the item
+};
+
+template <typename Word>  // int32_t to write, const int32_t to read
+struct PlanView {
+  Word* buffer;
+
+  ATTNLOOM_HD const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(buffer); }
+
+  // Arrays, in the order in which they lie.
+  ATTNLOOM_HD Word* qo_indptr() const { return buffer + kPlanHeaderWords; }                           // [R + 1]
+  ATTNLOOM_HD Word* tile_request() const { return qo_indptr() + header().num_requests + 1; }          // [T]
+  ATTNLOOM_HD Word* tile_row() const { return tile_request() + header().tile_capacity; }              // [T]
+  ATTNLOOM_HD Word* tile_rows() const { return tile_row() + header().tile_capacity; }                 // [T]
+  ATTNLOOM_HD Word* tile_kv_tiles() const { return tile_rows() + header().tile_capacity; }            // [T]
+  ATTNLOOM_HD Word* worker_tile() const { return tile_kv_tiles() + header().tile_capacity; }          // [W + 1]
+  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + header().num_workers + 1; }          // [W + 1]
+  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + header().num_workers + 1; }            // [W + 1]
+  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + header().num_workers + 1; }            // [W]
+  ATTNLOOM_HD Word* split_end() const { return split_begin() + header().num_workers; }                // [W]
+
+  ATTNLOOM_HD Coordinate start(int32_t worker) const {
+    return {worker_tile()[worker], worker_head()[worker], worker_kv()[worker]};
+  }
+
+  // The piece that begins at `at` in the stretch that ends at `stop` (at < stop).
+  ATTNLOOM_HD Piece piece_at(Coordinate at, Coordinate stop) const {
+    const bool closes = !same_item(at, stop);
+    return {at.tile, at.head, at.kv, closes ? tile_kv_tiles()[at.tile] : stop.kv, at.kv == 0, closes};
+  }
+
+  // Where the stretch goes on after `piece`.
+  ATTNLOOM_HD Coordinate after(const Piece& piece) const {
+    if (!piece.closes) return {piece.tile, piece.head, piece.kv_end};
+    if (piece.head + 1 < header().num_kv_heads) return {piece.tile, piece.head + 1, 0};
+    return {piece.tile + 1, 0, 0};
+  }
+};
+
+// Words a plan needs; `tile_capacity` bounds the number of query tiles.
+ATTNLOOM_HD int64_t plan_words(int64_t num_requests, int64_t tile_capacity, int64_t num_workers) {
+  return kPlanHeaderWords + (num_requests + 1) + 4 * tile_capacity + 3 * (num_workers + 1) + 2 * num_workers;
+}
+
+// The arena slot of a partial state. A worker has at most two: the piece it continues, and the piece it opens
+// and leaves to the next worker.
+ATTNLOOM_HD int32_t partial_slot(int32_t worker, bool opens) { return 2 * worker + (opens ? 1 : 0); }
+
+}  // namespace attnloom

@@ -1,0 +1,165 @@
+// The scan planner: integer costs, a prefix sum, and for each worker an equal contiguous stretch of it found by
+// binary search. Stream-K (Osama et al., PPoPP 2023, arXiv 2301.03598) over the work items of attention.
+//
+// Every step is a function of one tile or one worker, so the device planner runs the same text in parallel and
+// gets the same integers.
+#pragma once
+
+#include <cstdint>
+
+#include "common/band.h"
+#include "common/macros.h"
+#include "planner/plan.h"
+
+namespace attnloom {
+
+// Cost of an item, in arbitrary integer units: item + kv_tiles * (kv_tile + row * rows). `item` >= 1.
+struct CostModel {
+  int32_t item;     // loading Q, writing the output or a partial state
+  int32_t kv_tile;  // reading one KV tile
+  int32_t row;      // computing one folded row on one KV tile
+};
+
+struct PlanInput {
+  const int32_t* qo_indptr;  // [num_requests + 1]
+  const int32_t* kv_lens;    // [num_requests], upper bounds of the true lengths
+  CostModel cost;
+};
+
+ATTNLOOM_HD int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Folded rows of a request: its queries times the query heads that share a kv head.
+ATTNLOOM_HD int64_t folded_rows(const PlanHeader& plan, int32_t qo_len) {
+  return static_cast<int64_t>(qo_len) * (plan.num_qo_heads / plan.num_kv_heads);
+}
+
+// The query tile follows from the fused length of the request itself, not from the batch's mean.
+ATTNLOOM_HD int32_t tile_q_for(const PlanHeader& plan, int64_t rows) {
+  return rows <= plan.tile_q_short ? plan.tile_q_short : plan.tile_q;
+}
+
+ATTNLOOM_HD int64_t tiles_of_request(const PlanHeader& plan, int32_t qo_len) {
+  const int64_t rows = folded_rows(plan, qo_len);
+  const int32_t tile_q = tile_q_for(plan, rows);
+  return (rows + tile_q - 1) / tile_q;
+}
+
+// Slots that some row of a query tile may see: rows [row, row + rows) of a request with these lengths.
+ATTNLOOM_HD Range visible_slots(const PlanHeader& plan, int32_t row, int32_t rows, int32_t qo_len, int32_t kv_len) {
+  if (!plan.trimmed) return {0, kv_len};
+  const int32_t group = plan.num_qo_heads / plan.num_kv_heads;
+  const int32_t first = kv_len - qo_len + row / group;
+  const int32_t last = kv_len - qo_len + (row + rows - 1) / group;
+  return visible_to_any(plan.band, first, last, kv_len);
+}
+
+// Fills the arrays of tile `index` of a request.
+ATTNLOOM_HD void fill_tile(PlanView<int32_t> plan, const PlanInput& in, int32_t request, int32_t index, int32_t tile) {
+  const PlanHeader& header = plan.header();
+  const int32_t qo_len = in.qo_indptr[request + 1] - in.qo_indptr[request];
+  const int64_t total = folded_rows(header, qo_len);
+  const int32_t tile_q = tile_q_for(header, total);
+  const int32_t row = index * tile_q;
+  const int32_t rows = static_cast<int32_t>(min_of(tile_q, total - row));
+  const Range tiles =
+      kv_tiles_of(visible_slots(header, row, rows, qo_len, in.kv_lens[request]), header.tile_kv);
+  plan.tile_request()[tile] = request;
+  plan.tile_row()[tile] = row;
+  plan.tile_rows()[tile] = rows;
+  plan.tile_kv_tiles()[tile] = tiles.end - tiles.begin;
+}
+
+ATTNLOOM_HD int64_t unit_cost(const CostModel& cost, int32_t rows) {
+  return cost.kv_tile + static_cast<int64_t>(cost.row) * rows;
+}
+
+ATTNLOOM_HD int64_t item_cost(const CostModel& cost, int32_t rows, int32_t kv_tiles) {
+  return cost.item + kv_tiles * unit_cost(cost, rows);
+}
+
+// Where the stretch of `worker` begins. prefix[t]: cost of all tiles before t, over all kv heads; [T + 1].
+ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
+                              int32_t worker) {
+  const PlanHeader& header = plan.header();
+  const int32_t num_tiles = header.num_tiles;
+  if (worker >= header.num_workers || num_tiles == 0) return {num_tiles, 0, 0};
+  const int64_t total = prefix[num_tiles];
+  // total * worker / num_workers without leaving 64 bits.
+  const int64_t share = total / header.num_workers;
+  const int64_t rest = total % header.num_workers;
+  const int64_t position = share * worker + rest * worker / header.num_workers;
+
+  int32_t low = 0;  // prefix[low] <= position < prefix[high]
+  int32_t high = num_tiles;
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (prefix[middle] <= position) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const int32_t rows = plan.tile_rows()[low];
+  const int32_t kv_tiles = plan.tile_kv_tiles()[low];
+  const int64_t each = item_cost(cost, rows, kv_tiles);
+  const int64_t unit = unit_cost(cost, rows);
+  const int32_t head = static_cast<int32_t>((position - prefix[low]) / each);
+  const int64_t into = position - prefix[low] - head * each - cost.item + unit / 2;
+  const int32_t kv = into < 0 ? 0 : static_cast<int32_t>(min_of(into / unit, kv_tiles));
+  if (kv < kv_tiles || kv == 0) return {low, head, kv};
+  if (head + 1 < header.num_kv_heads) return {low, head + 1, 0};
+  return {low + 1, 0, 0};
+}
+
+// Which workers share an item with `worker`. split_begin: the worker that opened the item in which `worker`
+// begins inside, else -1. split_end: the last worker of the item that `worker` opens and leaves open, else -1.
+ATTNLOOM_HD void fill_splits(PlanView<int32_t> plan, int32_t worker) {
+  const int32_t num_workers = plan.header().num_workers;
+  const Coordinate start = plan.start(worker);
+  const Coordinate stop = plan.start(worker + 1);
+  int32_t opener = -1;
+  if (start.kv > 0) {
+    opener = worker - 1;
+    while (plan.start(opener).kv > 0 && same_item(plan.start(opener), start)) --opener;
+  }
+  int32_t last = -1;
+  const bool opens = stop.kv > 0 && !(Coordinate{stop.tile, stop.head, 0} < start);
+  if (opens) {
+    last = worker + 1;
+    while (last + 1 < num_workers && plan.start(last + 1).kv > 0 && same_item(plan.start(last + 1), stop)) ++last;
+  }
+  plan.split_begin()[worker] = opener;
+  plan.split_end()[worker] = last;
+}
+
+// The host's form: header filled in but for num_tiles; prefix has room for tile_capacity + 1. Returns the
+// number of tiles, or -1 when they exceed the capacity.
+inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* prefix) {
+  PlanHeader& header = *reinterpret_cast<PlanHeader*>(plan.buffer);
+  const int32_t num_kv_heads = header.num_kv_heads;
+  int32_t tile = 0;
+  int64_t sum = 0;
+  for (int32_t request = 0; request < header.num_requests; ++request) {
+    plan.qo_indptr()[request] = in.qo_indptr[request];
+    const int64_t count = tiles_of_request(header, in.qo_indptr[request + 1] - in.qo_indptr[request]);
+    if (tile + count > header.tile_capacity) return -1;
+    for (int32_t index = 0; index < count; ++index, ++tile) {
+      fill_tile(plan, in, request, index, tile);
+      prefix[tile] = sum;
+      sum += num_kv_heads * item_cost(in.cost, plan.tile_rows()[tile], plan.tile_kv_tiles()[tile]);
+    }
+  }
+  plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
+  prefix[tile] = sum;
+  header.num_tiles = tile;
+  for (int32_t worker = 0; worker <= header.num_workers; ++worker) {
+    const Coordinate start = locate(PlanView<const int32_t>{plan.buffer}, in.cost, prefix, worker);
+    plan.worker_tile()[worker] = start.tile;
+    plan.worker_head()[worker] = start.head;
+    plan.worker_kv()[worker] = start.kv;
+  }
+  for (int32_t worker = 0; worker < header.num_workers; ++worker) fill_splits(plan, worker);
+  return tile;
+}
+
+}  // namespace attnloom
