@@ -192,7 +192,7 @@ def _failure(cache: Cache, private: Path, job: _Job, printed: str) -> CompileFai
     return CompileFailed(
         f"building {job.spec.name} failed.\n  first diagnostic: {diagnostic}\n  command: {command}\n"
         f"  log, with the source beside it: {kept}\n"
-        "  attnloom needs a C++17 compiler with OpenMP (g++ 12 or newer is tested); CXX names another one.",
+        "  attnloom needs a C++17 compiler with OpenMP; g++ 12 is tested, CXX names another one.",
         command=command,
         diagnostic=diagnostic,
         log=kept,
