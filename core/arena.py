@@ -22,7 +22,8 @@ class Arena(threading.local):
         """Room for this many workers; grows, never shrinks.
 
         Returns:
-            states float32 ``[>= 2 * num_workers * tile_q * (head_dim_v + 1)]``, arrivals int32 ``[>= num_workers]``, zero.
+            states float32 ``[>= 2 * num_workers * tile_q * (head_dim_v + 1)]``,
+            arrivals int32 ``[>= num_workers]``, all zero.
         """
         floats = 2 * num_workers * tile_q * (head_dim_v + 1)
         if self.states.shape[0] < floats:

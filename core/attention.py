@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -55,7 +56,8 @@ class Attention:
         check_positive("num_kv_heads", num_kv_heads)
         if num_qo_heads % num_kv_heads or num_qo_heads // num_kv_heads > MAX_GROUP:
             raise ValueError(
-                f"num_qo_heads={num_qo_heads}: expected a multiple of num_kv_heads={num_kv_heads}, at most {MAX_GROUP} times"
+                f"num_qo_heads={num_qo_heads}: expected a multiple of num_kv_heads={num_kv_heads}, "
+                f"at most {MAX_GROUP} times"
             )
         if head_dim not in HEAD_DIMS:
             raise ValueError(f"head_dim={head_dim}: expected one of {HEAD_DIMS}")
@@ -115,8 +117,8 @@ class Attention:
         Args:
             qo_indptr: int32 ``[num_requests + 1]`` on the host, from 0.
             layout: where the KV of each request lies.
-            kv_lens: int32 ``[num_requests]`` on the host: lengths to plan for, upper bounds of ``layout.lengths``. None:
-                ``layout.lengths``.
+            kv_lens: int32 ``[num_requests]`` on the host: lengths to plan for, upper bounds of ``layout.lengths``.
+                None: ``layout.lengths``.
             num_workers: None: ``ATTNLOOM_WORKERS``, or torch's threads.
         """
         if not isinstance(layout, BlockSparseLayout):
@@ -134,6 +136,57 @@ class Attention:
             qo_indptr, lengths, self.plan_key, num_workers=num_workers, costs=self.tiles.costs, layout=layout
         )
 
+    @overload
+    def run(
+        self,
+        plan: Plan,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        sm_scale: float | None = ...,
+        k_scale: float | None = ...,
+        v_scale: float | None = ...,
+        params: Mapping[str, Value] | None = ...,
+        out: Tensor | None = ...,
+        return_lse: Literal[False] = ...,
+        return_state: Literal[False] = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def run(
+        self,
+        plan: Plan,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        sm_scale: float | None = ...,
+        k_scale: float | None = ...,
+        v_scale: float | None = ...,
+        params: Mapping[str, Value] | None = ...,
+        out: Tensor | None = ...,
+        return_lse: Literal[True],
+        return_state: Literal[False] = ...,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def run(
+        self,
+        plan: Plan,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        sm_scale: float | None = ...,
+        k_scale: float | None = ...,
+        v_scale: float | None = ...,
+        params: Mapping[str, Value] | None = ...,
+        out: Tensor | None = ...,
+        return_lse: bool = ...,
+        return_state: Literal[True],
+    ) -> tuple[Tensor, Tensor | None]: ...
+
     def run(
         self,
         plan: Plan,
@@ -148,7 +201,7 @@ class Attention:
         out: Tensor | None = None,
         return_lse: bool = False,
         return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, None]:
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Compute one layer.
 
         Args:
@@ -231,7 +284,9 @@ class Attention:
                 raise ValueError(f"lse_state.shape={tuple(lse_state.shape)}: expected {shape[:2]}")
             lse_state = lse_state.contiguous()
         elif lse_state is not None or return_lse:
-            raise ValueError(f"lse_state, return_lse: expected none, {self.variant.name} uses no softmax and has no LSE")
+            raise ValueError(
+                f"lse_state, return_lse: expected none, {self.variant.name} uses no softmax and has no LSE"
+            )
         values = ordered(self.variant.params, params, {**self._sizes, "num_requests": plan.num_requests})
         if out is None:
             out = out_state.new_empty(shape, dtype=self.dtype)

@@ -133,9 +133,7 @@ class BlockSparseLayout:
         whole = cls.from_page_table(token_table, lengths.new_zeros(token_table.shape[0]), 1)
         pitch = token_table.stride(0) if token_table.shape[0] > 1 else token_table.shape[1]
         if not rows.is_cuda and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < token_table.shape[0]:
-            raise ValueError(
-                f"rows={rows.tolist()}: expected rows of token_table, 0 to {token_table.shape[0] - 1}"
-            )
+            raise ValueError(f"rows={rows.tolist()}: expected rows of token_table, 0 to {token_table.shape[0] - 1}")
         return cls(1, rows.to(torch.int64) * pitch, lengths, whole.indices)
 
     @classmethod
@@ -193,7 +191,9 @@ class BlockSparseLayout:
             check_tensor(f"slots[{request}]", row, dtype=torch.int32, ndim=1)
             prefix = row.shape[0] - len(tree)
             if prefix < 0:
-                raise ValueError(f"parents[{request}]: expected at most {row.shape[0]} drafts, as slots, got {len(tree)}")
+                raise ValueError(
+                    f"parents[{request}]: expected at most {row.shape[0]} drafts, as slots, got {len(tree)}"
+                )
             seen = torch.eye(len(tree), dtype=torch.bool)
             depths = [0] * len(tree)
             for draft, parent in enumerate(tree):

@@ -22,7 +22,8 @@ def pack_masks(
         device: where the result lies.
 
     Returns:
-        ``packed_mask`` uint8, ``mask_offset`` int64 ``[R]`` (first bit), ``mask_begin`` and ``mask_columns`` int32 ``[R]``.
+        ``packed_mask`` uint8, ``mask_offset`` int64 ``[R]`` (first bit of a request), ``mask_begin`` and
+        ``mask_columns`` int32 ``[R]``.
     """
     begins = [0] * len(masks) if kv_begin is None else list(kv_begin)
     if len(begins) != len(masks):

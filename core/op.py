@@ -89,7 +89,7 @@ def _run(
 ) -> None:
     found = _engines.get(engine)
     if found is None:
-        raise RuntimeError(f"engine={engine}: expected an engine that still lives; keep it beside the compiled function")
+        raise RuntimeError(f"engine={engine}: expected one that still lives; keep it beside the compiled function")
     layout = BlockSparseLayout(block_size, starts, lengths, indices, positions)
     launch.check_indices(layout, min(k_cache.shape[0], v_cache.shape[0]))
     tensors, scalars = iter(hook_tensors), iter(hook_scalars)

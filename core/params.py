@@ -38,7 +38,7 @@ def ordered(declared: Sequence[Param], given: Mapping[str, Value] | None, sizes:
 def _checked(param: Param, value: Value, sizes: Mapping[str, int]) -> Value:
     label = f"params[{param.name!r}]"
     if param.scalar:
-        if isinstance(value, Tensor) or isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, Tensor | bool) or not isinstance(value, int | float):
             raise TypeError(f"{label}={value!r}: expected a number")
         if param.dtype == torch.int64 and not isinstance(value, int):
             raise TypeError(f"{label}={value!r}: expected an int")

@@ -27,7 +27,10 @@ class PlanKey(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A contiguous stretch of one item (query tile, kv head), run by one worker; KV tiles count from the visible start."""
+    """A contiguous stretch of one item (query tile, kv head), run by one worker.
+
+    KV tiles count from the first visible one of the item.
+    """
 
     worker: int
     tile: int
@@ -87,7 +90,7 @@ class Plan:
 
     @property
     def tile_row(self) -> Tensor:
-        """int32 ``[num_tiles]``: its first folded row (query ``row // group``, query head ``row % group`` of the group)."""
+        """int32 ``[num_tiles]``: its first folded row: row f is query ``f // group``, head ``f % group``."""
         return self._array(2)
 
     @property
@@ -133,9 +136,7 @@ class Plan:
     def pieces(self) -> list[Piece]:
         """Every piece of every worker, in order. Enumerates items: for people and tests, not for a step."""
         kv_tiles = self.tile_kv_tiles.tolist()
-        starts = list(
-            zip(self.worker_tile.tolist(), self.worker_head.tolist(), self.worker_kv.tolist(), strict=True)
-        )
+        starts = list(zip(self.worker_tile.tolist(), self.worker_head.tolist(), self.worker_kv.tolist(), strict=True))
         found = []
         for worker in range(self.num_workers):
             (tile, head, kv), stop = starts[worker], starts[worker + 1]

@@ -30,7 +30,8 @@ def plan_scan(
     Stream-K (arXiv 2301.03598) over the items of attention. Deterministic; linear in requests.
 
     Args:
-        qo_indptr: int32 ``[num_requests + 1]`` on the host, from 0; request r has queries ``qo_indptr[r] : qo_indptr[r + 1]``.
+        qo_indptr: int32 ``[num_requests + 1]`` on the host, from 0: request r has queries
+            ``qo_indptr[r] : qo_indptr[r + 1]``.
         kv_lens: int32 ``[num_requests]`` on the host, KV tokens; may be upper bounds of the true lengths.
         key: heads, tiles, band and device.
         num_workers: workers to balance over, at least 1.

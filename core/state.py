@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnloom.core import launch
 from attnloom.core.abi import MergeParams
 from attnloom.core.checks import check_tensor
 from attnloom.core.host import host_module
-from attnloom.core.params import Value, ordered, pack
+from attnloom.core.params import Value
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention
@@ -35,7 +34,7 @@ def merge_states(outs: Tensor, lses: Tensor | None) -> tuple[Tensor, Tensor | No
             None for states of a variant without softmax, which add.
 
     Returns:
-        out float32 ``[total_q, num_heads, head_dim_v]`` and lse float32 ``[total_q, num_heads]`` (None without softmax).
+        out float32 ``[total_q, num_heads, head_dim_v]``, lse float32 ``[total_q, num_heads]`` (None without softmax).
         Where every part is empty, out is 0 and lse is -inf.
     """
     check_tensor("outs", outs, dtype=torch.float32, ndim=4, device=_HOST)

@@ -78,9 +78,9 @@ class Param:
 class Variant:
     """An attention variant. Compose variants with ``&``; hooks then act left to right, masks and bands intersect.
 
-    Names in every hook: ``params``, and the ints ``request``, ``q_pos``, ``kv_pos``, ``q_head``, ``kv_head`` (positions
-    are logical), ``q_index``, ``kv_index`` (query and slot counted inside the request). Functions: exp, exp2, log, log2,
-    tanh, sigmoid, sqrt, sin, cos, pow, abs, min, max, floor, where, packed_bit.
+    Names in every hook: ``params``, and the ints ``request``, ``q_pos``, ``kv_pos`` (logical positions), ``q_head``,
+    ``kv_head``, ``q_index``, ``kv_index`` (query and slot counted inside the request). Functions: exp, exp2, log,
+    log2, tanh, sigmoid, sqrt, sin, cos, pow, abs, min, max, floor, where, packed_bit.
 
     Attributes:
         name: identifier; names of kernels with hooks contain it.
@@ -92,7 +92,8 @@ class Variant:
         output_transform: over ``output`` and ``dim``, acts once on the finished row, after the sink.
         sink: a logit per query head that joins the softmax's sum and has no value; acts once, after the last merge.
         use_softmax: False: the transformed logits are the weights and nothing is normalised.
-        left, right: a query at position p sees keys at positions p - left to p + right; None: unlimited. Not compiled in.
+        left, right: a query at position p sees keys at positions p - left to p + right; None: unlimited. They are not
+            compiled in: variants that differ in them alone share a kernel.
     """
 
     name: str
@@ -135,9 +136,10 @@ class Variant:
             return NotImplemented
         params = {param.name: param for param in self.params}
         for param in other.params:
-            if params.setdefault(param.name, param) != param:
+            first = params.setdefault(param.name, param)
+            if first != param:
                 raise ValueError(
-                    f"{self.name} & {other.name}: parameter {param.name!r} is declared as {params[param.name]} and {param}"
+                    f"{self.name} & {other.name}: parameter {param.name!r} is declared as {first} and {param}"
                 )
         for variant in (self, other):
             rest = other if variant is self else self

@@ -46,15 +46,18 @@ def ALiBi() -> Variant:
 
 
 def Sinks() -> Variant:
-    """A learned logit per head that takes weight and has no value (gpt-oss). Parameter: ``sinks`` float32 ``[num_qo_heads]``."""
+    """A learned logit per head that takes weight and has no value (gpt-oss, arXiv 2508.10925).
+
+    Parameter: ``sinks`` float32 ``[num_qo_heads]``.
+    """
     return Variant("sinks", (Param("sinks", shape=("num_qo_heads",)),), sink="return params.sinks[q_head];")
 
 
 def PackedMask() -> Variant:
     """A boolean mask per request, one bit per (query, key), as :func:`attnloom.core.masks.pack_masks` packs it.
 
-    Keys before ``mask_begin[request]`` are visible; bit ``mask_offset + q_index * mask_columns + (kv_index - mask_begin)``
-    decides on the others.
+    Keys before ``mask_begin[request]`` are visible; on the others decides bit
+    ``mask_offset + q_index * mask_columns + (kv_index - mask_begin)``.
     """
     return Variant(
         "packed_mask",

@@ -36,7 +36,8 @@ ATTNLOOM_HD T max(T a, T b) {
   return a < b ? b : a;
 }
 ATTNLOOM_HD float copysign(float magnitude, float sign) {
-  return bits_to_float((float_to_bits(magnitude) & 0x7fffffff) | (float_to_bits(sign) & static_cast<int32_t>(0x80000000u)));
+  return bits_to_float((float_to_bits(magnitude) & 0x7fffffff) |
+                       (float_to_bits(sign) & static_cast<int32_t>(0x80000000u)));
 }
 
 struct Reduced {  // x = n * ln(2) + r

@@ -49,7 +49,7 @@ struct AttentionParams {
   float sm_scale;
   float k_scale;
   float v_scale;
-  int32_t unfinished;   // write the state (O, LSE) instead of the finished row
+  int32_t unfinished;  // write the state (O, LSE) instead of the finished row
   int32_t num_threads;
 };
 

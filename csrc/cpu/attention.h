@@ -35,8 +35,8 @@ class Worker {
         group_(header_.num_qo_heads / header_.num_kv_heads),
         epilogue_{hooks, params.out, params.lse, header_.num_qo_heads} {
     const int64_t rows = header_.tile_q;
-    const int64_t sizes[] = {rows * kDim,        rows * kDimV,      rows * kTileKv,   kTileKv * kDim, kTileKv * kDim,
-                             kTileKv * kDimV, kMaxDim, rows * 2};
+    const int64_t sizes[] = {rows * kDim,    rows * kDimV,    rows * kTileKv, kTileKv * kDim,
+                             kTileKv * kDim, kTileKv * kDimV, kMaxDim,        rows * 2};
     float** const parts[] = {&q_, &out_, &scores_, &packed_keys_, &key_rows_, &value_rows_, &line_, &states_floats_};
     int64_t floats = 0;
     for (int64_t size : sizes) floats += size;
@@ -67,13 +67,12 @@ class Worker {
     const int32_t rows = plan_.tile_rows()[piece.tile];
     const int32_t first = request.query_position(row / group_);
     const int32_t last = request.query_position((row + rows - 1) / group_);
-    const Range any = header_.trimmed ? visible_to_any(header_.band, first, last, request.kv_len)
-                                      : Range{0, request.kv_len};
+    const Range any =
+        header_.trimmed ? visible_to_any(header_.band, first, last, request.kv_len) : Range{0, request.kv_len};
     const Range all = header_.trimmed ? visible_to_all(header_.band, first, last, request.kv_len) : Range{0, 0};
     const Range tiles = kv_tiles_of(any, kTileKv);
     const int32_t begin = tiles.begin + piece.kv_begin;
-    const int32_t end =
-        piece.closes ? tiles.end : static_cast<int32_t>(min_of(tiles.begin + piece.kv_end, tiles.end));
+    const int32_t end = piece.closes ? tiles.end : static_cast<int32_t>(min_of(tiles.begin + piece.kv_end, tiles.end));
 
     load_queries(request, piece.head, row, rows);
     for (int32_t i = 0; i < rows; ++i) states_[i] = {-kInfinity, 0.0f};
@@ -110,8 +109,7 @@ class Worker {
     const Scalar* q = static_cast<const Scalar*>(p_.q.data);
     for (int32_t i = 0; i < rows; ++i) {
       const Row row = row_of(request, kv_head, first_row + i);
-      const Scalar* from =
-          q + (request.first_token + row.q_index) * p_.q.stride_row + row.q_head * p_.q.stride_head;
+      const Scalar* from = q + (request.first_token + row.q_index) * p_.q.stride_row + row.q_head * p_.q.stride_head;
       float* to = q_ + i * kDim;
       for (int dim = 0; dim < kDim; dim += kLanes) store(to + dim, load(from + dim));
       if constexpr (Variant::kHasQueryTransform) {
@@ -191,8 +189,7 @@ class Worker {
 
     if constexpr (Variant::kHasValueTransform) {
       const float* rows_of_values[kTileKv];
-      transform_rows<kDimV>(values, begin, end, request, kv_head, p_.v_scale, value_rows_, rows_of_values,
-                            ValueHook{});
+      transform_rows<kDimV>(values, begin, end, request, kv_head, p_.v_scale, value_rows_, rows_of_values, ValueHook{});
       add_values(rows, rows_of_values, begin, end);
     } else {
       add_values(rows, values, begin, end);

@@ -62,8 +62,8 @@ inline void multiply(int rows, const float* a, int64_t a_stride, RowOf b_row, in
     const auto part = [&](int k) { return b_row(k) + column; };
     int row = 0;
     for (; row + kRowBlock <= rows; row += kRowBlock) {
-      multiply_block<kRowBlock, kVecBlock, kAdd>(a + row * a_stride, a_stride, part, depth,
-                                                 c + row * c_stride + column, c_stride);
+      multiply_block<kRowBlock, kVecBlock, kAdd>(a + row * a_stride, a_stride, part, depth, c + row * c_stride + column,
+                                                 c_stride);
     }
     multiply_rest<kRowBlock - 1, kVecBlock, kAdd>(rows - row, a + row * a_stride, a_stride, part, depth,
                                                   c + row * c_stride + column, c_stride);
@@ -72,8 +72,8 @@ inline void multiply(int rows, const float* a, int64_t a_stride, RowOf b_row, in
     const auto part = [&](int k) { return b_row(k) + column; };
     int row = 0;
     for (; row + kRowBlock <= rows; row += kRowBlock) {
-      multiply_block<kRowBlock, kRestVecs, kAdd>(a + row * a_stride, a_stride, part, depth,
-                                                 c + row * c_stride + column, c_stride);
+      multiply_block<kRowBlock, kRestVecs, kAdd>(a + row * a_stride, a_stride, part, depth, c + row * c_stride + column,
+                                                 c_stride);
     }
     multiply_rest<kRowBlock - 1, kRestVecs, kAdd>(rows - row, a + row * a_stride, a_stride, part, depth,
                                                   c + row * c_stride + column, c_stride);

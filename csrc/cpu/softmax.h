@@ -56,8 +56,8 @@ inline float weigh_row(const HookParams& params, const Row& row, const TileColum
       score = keep ? score : kDropped;
     }
     if constexpr (Variant::kHasLogitsMask) {
-      const bool keep = Variant::logits_mask(params, row.request, row.q_pos, kv_pos, row.q_head, row.kv_head,
-                                             row.q_index, kv_index);
+      const bool keep =
+          Variant::logits_mask(params, row.request, row.q_pos, kv_pos, row.q_head, row.kv_head, row.q_index, kv_index);
       score = keep ? score : kDropped;
     }
     scores[column] = score;

@@ -22,7 +22,7 @@ struct PlanHeader {
   int32_t tile_q;        // query tile of all others
   int32_t tile_kv;       // KV tile, in tokens
   Band band;
-  int32_t trimmed;       // 1: the band trims the KV range of a tile; 0: slots are not at their own positions
+  int32_t trimmed;        // 1: the band trims the KV range of a tile; 0: slots are not at their own positions
   int32_t tile_capacity;  // room in the tile arrays; a captured shape keeps it while num_tiles changes
 };
 constexpr int32_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int32_t);
@@ -59,16 +59,16 @@ struct PlanView {
   ATTNLOOM_HD const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(buffer); }
 
   // Arrays, in the order in which they lie.
-  ATTNLOOM_HD Word* qo_indptr() const { return buffer + kPlanHeaderWords; }                           // [R + 1]
-  ATTNLOOM_HD Word* tile_request() const { return qo_indptr() + header().num_requests + 1; }          // [T]
-  ATTNLOOM_HD Word* tile_row() const { return tile_request() + header().tile_capacity; }              // [T]
-  ATTNLOOM_HD Word* tile_rows() const { return tile_row() + header().tile_capacity; }                 // [T]
-  ATTNLOOM_HD Word* tile_kv_tiles() const { return tile_rows() + header().tile_capacity; }            // [T]
-  ATTNLOOM_HD Word* worker_tile() const { return tile_kv_tiles() + header().tile_capacity; }          // [W + 1]
-  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + header().num_workers + 1; }          // [W + 1]
-  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + header().num_workers + 1; }            // [W + 1]
-  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + header().num_workers + 1; }            // [W]
-  ATTNLOOM_HD Word* split_end() const { return split_begin() + header().num_workers; }                // [W]
+  ATTNLOOM_HD Word* qo_indptr() const { return buffer + kPlanHeaderWords; }                   // [R + 1]
+  ATTNLOOM_HD Word* tile_request() const { return qo_indptr() + header().num_requests + 1; }  // [T]
+  ATTNLOOM_HD Word* tile_row() const { return tile_request() + header().tile_capacity; }      // [T]
+  ATTNLOOM_HD Word* tile_rows() const { return tile_row() + header().tile_capacity; }         // [T]
+  ATTNLOOM_HD Word* tile_kv_tiles() const { return tile_rows() + header().tile_capacity; }    // [T]
+  ATTNLOOM_HD Word* worker_tile() const { return tile_kv_tiles() + header().tile_capacity; }  // [W + 1]
+  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + header().num_workers + 1; }  // [W + 1]
+  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + header().num_workers + 1; }    // [W + 1]
+  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + header().num_workers + 1; }    // [W]
+  ATTNLOOM_HD Word* split_end() const { return split_begin() + header().num_workers; }        // [W]
 
   ATTNLOOM_HD Coordinate start(int32_t worker) const {
     return {worker_tile()[worker], worker_head()[worker], worker_kv()[worker]};

@@ -20,13 +20,14 @@ CostModel cost_of(const PlanParams& params) { return {params.cost_item, params.c
 // exceed the header's capacity.
 ATTNLOOM_EXPORT int64_t attnloom_plan_scan(const PlanParams* params, const PlanHeader* header) {
   for (int32_t request = 0; request < header->num_requests; ++request) {
-    if (params->qo_indptr[request + 1] < params->qo_indptr[request] || params->kv_lens[request] < 0) return -1 - request;
+    if (params->qo_indptr[request + 1] < params->qo_indptr[request] || params->kv_lens[request] < 0)
+      return -1 - request;
   }
   static thread_local std::vector<int64_t> prefix;
   prefix.resize(header->tile_capacity + 1);
   *reinterpret_cast<PlanHeader*>(params->plan) = *header;
-  const int64_t tiles = plan_scan(PlanView<int32_t>{params->plan},
-                                  {params->qo_indptr, params->kv_lens, cost_of(*params)}, prefix.data());
+  const int64_t tiles =
+      plan_scan(PlanView<int32_t>{params->plan}, {params->qo_indptr, params->kv_lens, cost_of(*params)}, prefix.data());
   return tiles < 0 ? -1 - header->num_requests : tiles;
 }
 

@@ -61,8 +61,7 @@ ATTNLOOM_HD void fill_tile(PlanView<int32_t> plan, const PlanInput& in, int32_t 
   const int32_t tile_q = tile_q_for(header, total);
   const int32_t row = index * tile_q;
   const int32_t rows = static_cast<int32_t>(min_of(tile_q, total - row));
-  const Range tiles =
-      kv_tiles_of(visible_slots(header, row, rows, qo_len, in.kv_lens[request]), header.tile_kv);
+  const Range tiles = kv_tiles_of(visible_slots(header, row, rows, qo_len, in.kv_lens[request]), header.tile_kv);
   plan.tile_request()[tile] = request;
   plan.tile_row()[tile] = row;
   plan.tile_rows()[tile] = rows;
