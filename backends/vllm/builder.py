@@ -1,0 +1,84 @@
+"""Once per step and group of layers: vLLM's metadata becomes a layout and the plans of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, SinkFullAttentionSpec
+
+from attnloom import Attention
+from attnloom.adapters.page_table import paged_layout, ragged_layout
+from attnloom.backends.vllm.impl import AttnloomImpl
+from attnloom.backends.vllm.lengths import host_kv_lengths, host_query_indptr
+from attnloom.backends.vllm.metadata import AttnloomMetadata
+
+
+class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
+    """Makes one plan per plan key of its layers, every step.
+
+    vLLM groups layers by backend, cache spec and query heads, so layers of one group may still differ in window, cap or
+    sinks. Caps and sinks are arguments of the kernel; a window changes the plan, and gets one of its own.
+    """
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device, **unused: Any
+    ) -> None:
+        """As vLLM calls it, after the model is loaded and before the engine is healthy.
+
+        Raises:
+            NotImplementedError: for layers that the selector could not know about.
+        """
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if isinstance(kv_cache_spec, SinkFullAttentionSpec):
+            raise NotImplementedError("attnloom does not support layers with static sink tokens in their KV cache yet")
+        self.page_size: int = kv_cache_spec.block_size
+        self.keys_are_in_pages = not isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
+        layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, layer_names)
+        for name, layer in layers.items():
+            if getattr(layer, "head_size_v", layer.head_size) != layer.head_size:
+                raise NotImplementedError(
+                    f"attnloom does not support values of another size than keys yet: layer {name} has head_size "
+                    f"{layer.head_size} and head_size_v {layer.head_size_v}"
+                )
+        impls = [layer.impl for layer in layers.values() if isinstance(layer.impl, AttnloomImpl)]
+        self.planners = {causal: _one_per_plan_key(impls, causal) for causal in (True, False)}
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnloomMetadata:
+        """The layout and the plans of one step.
+
+        Raises:
+            NotImplementedError: if causality differs from request to request within the step.
+        """
+        common = common_attn_metadata
+        if not isinstance(common.causal, bool):
+            raise NotImplementedError(
+                "attnloom does not support steps in which some requests are causal and others are not"
+            )
+        indptr = host_query_indptr(common)
+        if self.keys_are_in_pages:
+            lengths = common.seq_lens[: common.num_reqs]
+            layout = paged_layout(common.block_table_tensor, lengths, self.page_size)
+            kv_lens = host_kv_lengths(common)
+        else:
+            layout = ragged_layout(common.query_start_loc[: common.num_reqs + 1])
+            kv_lens = indptr[1:] - indptr[:-1]
+        return AttnloomMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            causal=common.causal,
+            layout=layout,
+            slot_mapping=common.slot_mapping,
+            plans={
+                key: engine.plan(indptr, layout, kv_lens=kv_lens)
+                for key, engine in self.planners[common.causal].items()
+            },
+        )
+
+
+def _one_per_plan_key(impls: list[AttnloomImpl], causal: bool) -> dict[Hashable, Attention]:
+    engines = [impl.engines[causal] for impl in impls]
+    return {engine.plan_key: engine for engine in engines}

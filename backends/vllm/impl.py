@@ -1,0 +1,145 @@
+"""One layer: its compiled engine, its run-time parameters, and the two calls vLLM makes every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from attnloom import Attention, append_kv
+from attnloom.adapters.page_table import split_interleaved_cache
+from attnloom.backends.vllm.metadata import AttnloomMetadata
+from attnloom.backends.vllm.variant import layer_variant
+
+
+class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
+    """The attention of one layer. Its kernel is built here, when vLLM creates the layer, never inside a request."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+        **unknown: Any,
+    ) -> None:
+        """As vLLM's attention layer calls it, under the model's default dtype.
+
+        Raises:
+            NotImplementedError: for an argument of a layer that attnloom does not know.
+            ValueError: from the engine, for heads it has no kernel for.
+        """
+        unknown = {name: value for name, value in unknown.items() if value is not None}
+        if unknown:
+            raise NotImplementedError(f"attnloom does not support attention layers with {unknown}")
+        # vLLM reads these names.
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.sliding_window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.attn_type = attn_type
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.logits_soft_cap = logits_soft_cap or None
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.sinks = sinks
+
+        self.encoder_only = attn_type == AttentionType.ENCODER_ONLY
+        # By causality of the step: cross and encoder-only layers see bidirectional steps only, decoders both. The two
+        # differ in what their plans cover; they run one kernel.
+        self.engines = {
+            causal: Attention(
+                num_heads,
+                self.num_kv_heads,
+                head_size,
+                dtype=torch.get_default_dtype(),
+                variant=layer_variant(
+                    causal=causal,
+                    sliding_window=sliding_window,
+                    soft_cap=self.logits_soft_cap is not None,
+                    alibi=alibi_slopes is not None,
+                    sinks=sinks is not None,
+                ),
+                device=torch.get_default_device(),
+            )
+            for causal in (True, False)
+        }
+
+    def params(self) -> dict[str, Any]:
+        """The variant's run-time parameters, by name."""
+        params: dict[str, Any] = {}
+        if self.logits_soft_cap is not None:
+            params["logit_cap"] = self.logits_soft_cap
+        if self.alibi_slopes is not None:
+            params["alibi_slopes"] = self.alibi_slopes
+        if self.sinks is not None:
+            # Converted every time: weights may be loaded again at any moment, and there is one number per head.
+            params["sinks"] = self.sinks.to(torch.float32)
+        return params
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: AttnloomMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of the step's queries, written to `output`.
+
+        Args:
+            layer: vLLM's attention layer.
+            query: [tokens, num_heads, head_size]; rows past the plan's queries are padding.
+            key: [tokens, num_kv_heads, head_size], read here by encoder-only layers and nobody else.
+            value: like key.
+            kv_cache: [pages, num_kv_heads, page_size, 2 * head_size], any strides.
+            attn_metadata: None in vLLM's profiling and warm-up runs.
+            output: [tokens, num_heads, head_size].
+            output_scale: fused output quantisation, not supported.
+            output_block_scale: the same.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("attnloom does not support fused output quantisation yet")
+        if attn_metadata is None:
+            return output.zero_()
+        if self.encoder_only:
+            keys, values = key.unsqueeze(1), value.unsqueeze(1)
+        else:
+            keys, values = split_interleaved_cache(kv_cache, self.head_size)
+        engine = self.engines[attn_metadata.causal]
+        plan = attn_metadata.plans[engine.plan_key]
+        engine.run(plan, query, keys, values, sm_scale=self.scale, params=self.params(), out=output)
+        return output
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Write the step's keys and values to their slots; slot -1 is skipped.
+
+        Args:
+            layer: vLLM's attention layer.
+            key: [>= slots, num_kv_heads, head_size].
+            value: like key.
+            kv_cache: [pages, num_kv_heads, page_size, 2 * head_size], any strides; empty while vLLM profiles.
+            slot_mapping: int64 [slots], page * page_size + offset.
+        """
+        # Encoder-only layers keep no cache, and a layer that shares another layer's cache finds it written.
+        if self.encoder_only or self.kv_sharing_target_layer_name is not None or kv_cache.numel() == 0:
+            return
+        keys, values = split_interleaved_cache(kv_cache, self.head_size)
+        tokens = slot_mapping.shape[0]
+        append_kv(key[:tokens], value[:tokens], keys, values, slot_mapping)

@@ -1,0 +1,32 @@
+"""What a step hands to the layers of one group: the layout of its requests and the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionMetadata
+
+from attnloom.core.layout import BlockSparseLayout
+from attnloom.core.plan import Plan
+
+
+@dataclass
+class AttnloomMetadata(AttentionMetadata):
+    """One step of one group of layers.
+
+    Mutable and without slots: vLLM's wrapper layers (cross attention, fast prefill, chunked-local) assign to its fields
+    and copy them into subclasses.
+    """
+
+    num_actual_tokens: int
+    """Query tokens of the step, padding included."""
+    causal: bool
+    """Whether this step's queries see only keys that are not later than themselves."""
+    layout: BlockSparseLayout
+    """Where the KV of the step's requests lies."""
+    slot_mapping: Tensor
+    """int64 [num_actual_tokens]: the cache slot of each new token, -1 for none."""
+    plans: dict[Hashable, Plan] = field(default_factory=dict)
+    """One plan for every plan key among the group's layers."""

@@ -1,0 +1,1 @@
+"""Setting up the virtual environment that the demo and the tests share."""

@@ -1,0 +1,168 @@
+"""Tiny models with random weights, one for every shape of attention that SmolLM2 does not have.
+
+Each is a real Hugging Face architecture, so that transformers can say what the right tokens are. The weights are drawn
+with a wider spread than a fresh model's: greedy tokens then differ from step to step and a wrong attention shows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+TEXT = (
+    "A loom weaves threads that run both ways. The warp is held in tension while the weft is drawn through, over and "
+    "under, and the cloth grows by one row at a time. An attention engine reads keys and values that other requests "
+    "wrote, page by page, and every new token is one more row of the cloth. 0 1 2 3 4 5 6 7 8 9 ; : , . ! ?"
+)
+
+
+def tokenizer() -> Any:
+    """A byte-level BPE tokenizer trained on a paragraph, with <bos>, <eos> and <pad>."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<bos>", "<eos>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator([TEXT], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
+
+
+COMMON = dict(
+    vocab_size=VOCABULARY,
+    max_position_embeddings=1024,
+    bos_token_id=0,
+    eos_token_id=1,
+    pad_token_id=2,
+    tie_word_embeddings=False,
+)
+
+
+def windows() -> Any:
+    """Gemma 2: sliding-window and full layers in turn, a soft cap on the logits, 4 query heads on 2 KV heads of 64."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        **{**COMMON, "tie_word_embeddings": True},
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        query_pre_attn_scalar=64,
+        sliding_window=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=30.0,
+    )
+    return Gemma2ForCausalLM(config)
+
+
+def group7() -> Any:
+    """Qwen 2: 14 query heads on 2 KV heads of 64, groups of 7."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        **COMMON,
+        hidden_size=14 * 64,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def head128() -> Any:
+    """Qwen 3: 4 query heads on 2 KV heads of 128, normalised queries and keys."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        **COMMON,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def alibi() -> Any:
+    """BLOOM: ALiBi in place of position embeddings, 4 heads of 64."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    config = BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=256, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=1, pad_token_id=2
+    )
+    return BloomForCausalLM(config)
+
+
+def encoder() -> Any:
+    """ModernBERT: encoder-only, bidirectional, with symmetric windows on two layers of three, 4 heads of 64."""
+    from transformers import ModernBertConfig, ModernBertModel
+
+    config = ModernBertConfig(
+        **{**COMMON, "tie_word_embeddings": True},
+        cls_token_id=0,
+        sep_token_id=1,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        local_attention=16,
+        global_attn_every_n_layers=3,
+    )
+    return ModernBertModel(config)
+
+
+MODELS: dict[str, Callable[[], Any]] = {make.__name__: make for make in (windows, group7, head128, alibi, encoder)}
+
+
+def draw_weights(model: Any) -> None:
+    """Matrices from N(0, 0.2). Embeddings that are also the output layer are smaller: a token would predict itself."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(std=0.2)
+        if model.config.tie_word_embeddings:
+            model.get_input_embeddings().weight.mul_(0.1)
+
+
+def build(name: str, target: Path) -> Path:
+    """Write the model called `name` and its tokenizer to the folder `target`, unless they are there already.
+
+    Args:
+        name: a key of MODELS.
+        target: the folder; it appears in one rename.
+    """
+    if (target / "config.json").is_file():
+        return target
+    import torch
+
+    torch.manual_seed(sum(name.encode()))
+    model = MODELS[name]().to(torch.float32)
+    draw_weights(model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        model.save_pretrained(scratch)
+        tokenizer().save_pretrained(scratch)
+        os.replace(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target

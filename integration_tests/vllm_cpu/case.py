@@ -1,0 +1,95 @@
+"""One model in one process: the same prompts through attnloom, vLLM's own CPU attention and transformers.
+
+Reads a JSON description of the case and writes a JSON result:
+
+    python -m integration_tests.vllm_cpu.case CASE.json RESULT.json
+
+The description: `model` (a folder), `prompts` (lists of token ids, one wave after the other), `max_tokens`,
+`engine` (arguments of vllm.LLM), `embed` (embeddings instead of tokens), `reference` (whether transformers runs too).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+BACKENDS = ("CUSTOM", "CPU_ATTN")
+
+
+def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
+    """Every wave of prompts through one vLLM engine; what it answered and what its workers counted."""
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm = LLM(
+        model=case["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        attention_config={"backend": backend},
+        worker_extension_cls="integration_tests.vllm_cpu.probe.Probe",
+        **case.get("engine", {}),
+    )
+    before = llm.collective_rpc("probe_start", args=("CPU_ATTN" if backend == "CUSTOM" else "",))
+    answers: list[Any] = []
+    cached = 0
+    for wave in case["prompts"]:
+        inputs = [{"prompt_token_ids": ids} for ids in wave]
+        if case.get("embed"):
+            answers += [output.outputs.embedding for output in llm.embed(inputs, use_tqdm=False)]
+            continue
+        sampling = SamplingParams(temperature=0.0, max_tokens=case["max_tokens"], ignore_eos=True)
+        for output in llm.generate(inputs, sampling, use_tqdm=False):
+            answers.append(list(output.outputs[0].token_ids))
+            cached += output.num_cached_tokens or 0
+    after = llm.collective_rpc("probe_read")
+    workers = [{key: late[key] - early[key] for key in late} for early, late in zip(before, after, strict=True)]
+    for worker, late in zip(workers, after, strict=True):
+        worker["layers"] = late["layers"]
+        worker["threads"] = late["threads"]
+    del llm
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    return {"answers": answers, "workers": workers, "cached_tokens": cached}
+
+
+def run_reference(case: dict[str, Any]) -> list[Any]:
+    """What transformers answers in float32, a prompt at a time, with its plain attention."""
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    auto = AutoModel if case.get("embed") else AutoModelForCausalLM
+    model = auto.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="eager").eval()
+    answers: list[Any] = []
+    with torch.inference_mode():
+        for ids in (ids for wave in case["prompts"] for ids in wave):
+            tokens = torch.tensor([ids])
+            if case.get("embed"):
+                answers.append(model(tokens).last_hidden_state[0].tolist())
+                continue
+            output = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                do_sample=False,
+                min_new_tokens=case["max_tokens"],
+                max_new_tokens=case["max_tokens"],
+            )
+            answers.append(output[0, len(ids) :].tolist())
+    return answers
+
+
+def main() -> None:
+    """Run the case named on the command line."""
+    source, target = map(Path, sys.argv[1:])
+    case = json.loads(source.read_text())
+    result: dict[str, Any] = {backend: run_backend(case, backend) for backend in case.get("backends", BACKENDS)}
+    if case.get("reference", True):
+        result["reference"] = run_reference(case)
+    target.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A vLLM worker extension that proves which attention backend ran.
+
+vLLM mixes this class into its worker (`worker_extension_cls`) and calls its methods in every worker process by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Probe:
+    """Counts attention calls and model steps in the worker it is mixed into."""
+
+    model_runner: Any
+
+    def probe_start(self, forbid: str = "") -> dict[str, int]:
+        """Begin to count. `forbid="CPU_ATTN"` makes vLLM's own CPU attention raise if anything calls it."""
+        import vllm._custom_ops as ops
+
+        if not hasattr(Probe, "counts"):
+            Probe.counts = {"steps": 0, "cpu_attn": 0}
+            Probe.original = ops.cpu_attention_with_kv_cache
+        counts = Probe.counts
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            counts["cpu_attn"] += 1
+            if forbid == "CPU_ATTN":
+                raise AssertionError("vLLM's own CPU attention ran although attnloom was asked for")
+            return Probe.original(*args, **kwargs)
+
+        def stepped(*_: Any) -> None:
+            counts["steps"] += 1
+
+        ops.cpu_attention_with_kv_cache = counted
+        self.model_runner.model.register_forward_hook(stepped)
+        return self.probe_read()
+
+    def probe_read(self) -> dict[str, int]:
+        """The counts so far: model steps, runs of attnloom's kernel, calls of vLLM's own, attention layers."""
+        import torch
+        from vllm.config import get_layers_from_vllm_config
+        from vllm.model_executor.layers.attention import Attention
+
+        from attnloom.core.launch import run_count
+
+        layers = get_layers_from_vllm_config(self.model_runner.vllm_config, Attention)
+        return {
+            **Probe.counts,
+            "attnloom": run_count(),
+            "layers": len(layers),
+            "threads": torch.get_num_threads(),
+        }
