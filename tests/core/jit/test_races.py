@@ -166,3 +166,26 @@ def test_a_lock_is_exclusive_and_leaves_no_file(tmp_path: Path) -> None:
     thread.join(timeout=10)
     assert order == ["first", "second"]
     assert not path.exists()
+
+
+def test_a_lock_admits_one_at_a_time(tmp_path: Path) -> None:
+    """Its file comes and goes, so a waiter may get a lock on one that is no longer there: that one guards nothing."""
+    inside: list[int] = []
+    crowds: list[int] = []
+
+    def enter(thread: int) -> None:
+        for _ in range(50):
+            lock = acquire(tmp_path / "lock")
+            assert lock is not None
+            inside.append(thread)
+            time.sleep(0.0002)
+            crowds.append(len(inside))
+            inside.remove(thread)
+            lock.release()
+
+    threads = [threading.Thread(target=enter, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert crowds == [1] * 300
