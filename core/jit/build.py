@@ -158,7 +158,9 @@ def _run(cache: Cache, private: Path, jobs: list[_Job], built: Callable[[_Job, P
 
 def _write_sources(job: _Job, folder: Path) -> None:
     # Copies of the headers, so that what is compiled is what was hashed, whoever edits csrc/ meanwhile.
-    texts = {source.name: source.text for source in job.spec.sources}
+    texts = {
+        source.name: source.text if isinstance(source.text, str) else source.text.text() for source in job.spec.sources
+    }
     texts |= {f"{INCLUDE}/{name}": text for name, text in job.headers.items()}
     folder.mkdir(mode=0o700)
     for name, text in texts.items():

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from attnloom.core.jit.spec import ModuleSpec
+from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import CSRC
 from attnloom.core.jit.toolchain import Recipe, Toolchain
 
@@ -32,7 +32,11 @@ def content_hash(spec: ModuleSpec, reached: Mapping[str, str], recipe: Recipe) -
     digest = _Digest()
     digest.add(spec.family, recipe.arch, *recipe.compile_flags, "link", *recipe.link_flags)
     for source in spec.sources:
-        digest.add(source.name, source.text)
+        # A template and its context stand for what they render to.
+        texts = _texts(source)
+        digest.add(source.name, "" if isinstance(source.text, str) else source.text.context, str(len(texts)))
+        for name, text in texts.items():
+            digest.add(name, text)
     for name, text in sorted(reached.items()):
         digest.add(name, text)
     return digest.hex()
@@ -57,7 +61,9 @@ def headers(spec: ModuleSpec) -> dict[str, str]:
     own = {source.name for source in spec.sources}
     found: dict[str, str] = {}
     # (text, folder its relative includes are looked up in: None is the build folder, which holds only `own`)
-    todo: list[tuple[str, str, Path | None]] = [(source.name, source.text, None) for source in spec.sources]
+    todo: list[tuple[str, str, Path | None]] = [
+        (name, text, None) for source in spec.sources for name, text in _texts(source).items()
+    ]
     while todo:
         owner, text, folder = todo.pop()
         for match in _INCLUDE.finditer(text):
@@ -74,6 +80,13 @@ def headers(spec: ModuleSpec) -> dict[str, str]:
                 found[name] = path.read_text(encoding="utf-8")
                 todo.append((name, found[name], path.parent))
     return found
+
+
+def _texts(source: Source) -> dict[str, str]:
+    """What there is to read of a source without rendering it."""
+    if isinstance(source.text, str):
+        return {source.name: source.text}
+    return dict(sorted(source.text.ingredients().items()))
 
 
 def _resolve(include: str, folder: Path | None) -> Path | None:

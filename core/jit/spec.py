@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from attnloom.core.jit.template import Rendering
+
 _MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SOURCE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\.(cpp|cu|h|hpp|cuh)")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a module: a file of csrc/ as it lies, or rendered text.
+    """One file of a module: a file of csrc/ as it lies, or a template with its context.
 
     Attributes:
         name: file name in the build folder, e.g. ``attention.cpp``. ``.cpp`` and ``.cu`` are compiled, headers are not.
-        text: its content.
+        text: its content; a :class:`Rendering` is rendered only when the module is built.
     """
 
     name: str
-    text: str
+    text: str | Rendering
 
     def __post_init__(self) -> None:
         if not _SOURCE_NAME.fullmatch(self.name):
