@@ -11,7 +11,7 @@ import torch
 from attnloom.core.abi import AttentionParams, FinishParams, checked
 from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
-from attnloom.core.jit.template import render
+from attnloom.core.jit.template import Rendering
 from attnloom.core.variant import HOOKS, Variant
 
 _SCALARS = {
@@ -38,7 +38,7 @@ def attention_spec(family: str, dtype: torch.dtype, head_dim: int, head_dim_v: i
         offset += param.words
     scalar, short = _SCALARS[dtype]
     name = f"{family}_attention_{short}_d{head_dim}_{variant.kernel_name}"[:128]
-    text = render(
+    text = Rendering.of(
         f"{family}/attention.cpp.jinja",
         scalar=scalar,
         head_dim=head_dim,

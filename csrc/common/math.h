@@ -75,6 +75,15 @@ ATTNLOOM_HD float exp(float x) {
   return x != x ? x : result;
 }
 
+// exp(x) for x <= 0: the weight of a score below the row's peak. -inf gives 0, NaN gives NaN.
+ATTNLOOM_HD float exp_nonpositive(float x) {
+  const float low = -87.33654f;
+  const Reduced reduced = reduce(x < low ? low : x);
+  const float scale = bits_to_float(reduced.exponent_bits);
+  const float value = reduced.expm1_r * scale + scale;
+  return x < low ? 0.0f : value;
+}
+
 // exp(x) - 1 for x in [-20, 80], accurate near 0.
 ATTNLOOM_HD float expm1_inside(float x) {
   const Reduced reduced = reduce(x);

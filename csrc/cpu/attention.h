@@ -122,8 +122,7 @@ class Worker {
     }
   }
 
-  // Addresses, slots and positions of the tile's columns. Only [begin, end) may be read; other columns repeat the
-  // nearest of those, so that no hook meets an index outside the request.
+  // Addresses of the tile's columns. Only the slots [begin, end) may be read.
   template <typename T>
   void locate_rows(const Request& request, const CacheTensor& cache, int32_t kv_head, int32_t first_slot, int begin,
                    int end, const T** rows) const {
@@ -139,6 +138,14 @@ class Worker {
       }
       rows[column] = page + offset * cache.stride_slot;
     }
+    repeat_ends(begin, end, rows);
+  }
+
+  // Columns outside [begin, end) repeat the nearest inside: what they give is dropped by the mask.
+  template <typename T>
+  static void repeat_ends(int begin, int end, T* columns) {
+    for (int column = 0; column < begin; ++column) columns[column] = columns[begin];
+    for (int column = end; column < kTileKv; ++column) columns[column] = columns[end - 1];
   }
 
   void run_tile(const Request& request, int32_t kv_head, int32_t first_row, int32_t rows, int32_t tile, Range any,
@@ -146,11 +153,12 @@ class Worker {
     const int32_t first_slot = tile * kTileKv;
     const int begin = any.begin > first_slot ? any.begin - first_slot : 0;
     const int end = any.end - first_slot < kTileKv ? any.end - first_slot : kTileKv;
-    for (int column = 0; column < kTileKv; ++column) {
-      const int inside = column < begin ? begin : (column < end ? column : end - 1);
-      kv_index_[column] = first_slot + inside;
-      kv_pos_[column] = request.position(first_slot + inside);
+    for (int column = begin; column < end; ++column) {
+      kv_index_[column] = first_slot + column;
+      kv_pos_[column] = request.position(first_slot + column);
     }
+    repeat_ends(begin, end, kv_index_);
+    repeat_ends(begin, end, kv_pos_);
     const Scalar* keys[kTileKv];
     const Scalar* values[kTileKv];
     locate_rows(request, p_.k, kv_head, first_slot, begin, end, keys);
@@ -224,6 +232,7 @@ class Worker {
       }
       rows[column] = to;
     }
+    repeat_ends(begin, end, rows);
   }
 
   template <typename T>
@@ -234,7 +243,7 @@ class Worker {
       }
       return;
     }
-    pack_keys<kDim>(keys, begin, end, packed_keys_);
+    pack_keys<kDim>(keys, packed_keys_);
     multiply<kTileKv, false>(
         rows, q_, kDim, [this](int dim) { return packed_keys_ + dim * kTileKv; }, kDim, scores_, kTileKv);
   }

@@ -19,8 +19,10 @@ constexpr int kVecBlock = 2;  // 6 x 2 sums + 2 + 1 of 16 registers
 constexpr int kFewRowBlock = 4;
 
 // c[kRows][kVecs * kLanes] = (kAdd ? c : 0) + a[kRows][depth] * b[depth][...], row k of b at b_row(k).
+// Not inlined: among the caller's variables the sums would not all stay in registers.
 template <int kRows, int kVecs, bool kAdd, typename RowOf>
-inline void multiply_block(const float* a, int64_t a_stride, RowOf b_row, int depth, float* c, int64_t c_stride) {
+__attribute__((noinline)) void multiply_block(const float* a, int64_t a_stride, RowOf b_row, int depth, float* c,
+                                              int64_t c_stride) {
   Vec sum[kRows][kVecs];
   for (int row = 0; row < kRows; ++row) {
     for (int vec = 0; vec < kVecs; ++vec) {
@@ -80,26 +82,22 @@ inline void multiply(int rows, const float* a, int64_t a_stride, RowOf b_row, in
   }
 }
 
-// packed[kDim][kTileKv] = the keys [begin, end) of a tile, transposed; columns outside are zero.
+// packed[kDim][kTileKv] = the keys of a tile, transposed.
 template <int kDim, typename T>
-inline void pack_keys(const T* const* keys, int begin, int end, float* packed) {
+__attribute__((noinline)) void pack_keys(const T* const* keys, float* packed) {
   for (int group = 0; group < kTileKv; group += kLanes) {
     for (int dim = 0; dim < kDim; dim += kLanes) {
       Vec rows[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const int key = group + lane;
-        rows[lane] = key >= begin && key < end ? load(keys[key] + dim) : Vec{};
-      }
+      for (int lane = 0; lane < kLanes; ++lane) rows[lane] = load(keys[group + lane] + dim);
       transpose(rows);
       for (int lane = 0; lane < kLanes; ++lane) store(packed + (dim + lane) * kTileKv + group, rows[lane]);
     }
   }
 }
 
-// scores[kRows][kTileKv] for the keys [begin, end): each key is read once for kRows rows. Scores of other keys in
-// the same register come out as copies of the nearest key's: the mask drops them.
+// scores[kRows][kTileKv] for the registers that hold the keys [begin, end): each key is read once for kRows rows.
 template <int kRows, int kDim, typename T>
-inline void score_few_rows(const float* q, const T* const* keys, int begin, int end, float* scores) {
+__attribute__((noinline)) void score_few_rows(const float* q, const T* const* keys, int begin, int end, float* scores) {
   constexpr int kKeys = 2;  // at once: halves the loads of q
   for (int group = begin / kLanes * kLanes; group < end; group += kLanes) {
     Vec partial[kRows][kLanes];
@@ -107,8 +105,7 @@ inline void score_few_rows(const float* q, const T* const* keys, int begin, int 
       const T* key[kKeys];
       Vec sum[kKeys][kRows];
       for (int each = 0; each < kKeys; ++each) {
-        const int index = group + lane + each;
-        key[each] = keys[index < begin ? begin : (index < end ? index : end - 1)];
+        key[each] = keys[group + lane + each];
         for (int row = 0; row < kRows; ++row) sum[each][row] = Vec{};
       }
       for (int dim = 0; dim < kDim; dim += kLanes) {
@@ -129,7 +126,8 @@ inline void score_few_rows(const float* q, const T* const* keys, int begin, int 
 
 // out[kRows][kDimV] += weights[kRows][kTileKv] * values, over the keys [begin, end).
 template <int kRows, int kDimV, typename T>
-inline void add_values_few_rows(const float* weights, const T* const* values, int begin, int end, float* out) {
+__attribute__((noinline)) void add_values_few_rows(const float* weights, const T* const* values, int begin, int end,
+                                                   float* out) {
   constexpr int kChunk = kVecBlock * kLanes;
   constexpr int kWidth = kDimV % kChunk == 0 ? kChunk : kLanes;
   constexpr int kVecs = kWidth / kLanes;

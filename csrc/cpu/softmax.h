@@ -70,11 +70,11 @@ inline float weigh_row(const HookParams& params, const Row& row, const TileColum
   float total = 0.0f;
 #pragma omp simd reduction(+ : total)
   for (int column = 0; column < kTileKv; ++column) {
-    const float weight = math::exp(scores[column] - shift);
+    const float weight = math::exp_nonpositive(scores[column] - shift);
     scores[column] = weight;
     total += weight;
   }
-  const float factor = math::exp(state->peak - shift);
+  const float factor = math::exp_nonpositive(state->peak - shift);
   state->peak = peak;
   state->total = state->total * factor + total;
   return factor;

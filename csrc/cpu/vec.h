@@ -58,7 +58,9 @@ inline __attribute__((always_inline)) Vec load(const Fp16* from) {
 
 inline __attribute__((always_inline)) void store(float* to, Vec value) { std::memcpy(to, &value, sizeof(value)); }
 
-inline __attribute__((always_inline)) Vec broadcast(float value) { return Vec{} + value; }
+inline __attribute__((always_inline)) Vec broadcast(float value) {
+  return value - Vec{};  // x - 0 is x, signed zeros included, so that only a broadcast is left
+}
 
 inline float to_float(float value) { return value; }
 inline float to_float(Bf16 value) {
