@@ -1,0 +1,95 @@
+"""The JIT: cold build of one CPU kernel, and its load from a warm cache in a fresh process.
+
+    python benchmarks/jit.py [--repeats 3] [--json FILE]
+
+Each sample is a process of its own that has imported torch and attnloom; timed is from the kernel's shape to its loaded
+module: rendering, hashing, asking the compiler for its version, building or finding it, loading it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from report import Row, Target, arguments, publish
+
+COLD, WARM = Target("ours", 10_000, "ms"), Target("ours", 50, "ms")
+WARM_LOADS = 9  # per build
+
+# name -> (dtype, head_dim, variant); the last one has hooks in every place that the variants of step 1 use
+KERNELS = {
+    "fp32 d64 causal": ("float32", 64, "Causal()"),
+    "bf16 d128 causal": ("bfloat16", 128, "Causal()"),
+    "bf16 d128 causal & soft cap & ALiBi & sinks": ("bfloat16", 128, "Causal() & SoftCap() & ALiBi() & Sinks()"),
+    "host module (planner, append, merge)": None,
+}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--repeats", type=int, default=3, help="cold builds per kernel")
+    parser.add_argument("--child", choices=KERNELS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        print(milliseconds(options.child))
+        return
+    rows = []
+    for name in KERNELS:
+        cold, warm = [], []
+        for _ in range(options.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                cold.append(sample(name, Path(folder) / "cache"))
+                warm += [sample(name, Path(folder) / "cache") for _ in range(WARM_LOADS)]
+        for what, samples, target in (("cold build", cold, COLD), ("warm load", warm, WARM)):
+            detail = {"min_ms": min(samples), "max_ms": max(samples), "samples": len(samples)}
+            rows.append(
+                Row(f"{what}, {name}", round(statistics.median(samples), 2), "ms", target=target, detail=detail)
+            )
+    publish("jit", rows, options.json, more={"compiler": compiler()})
+
+
+def sample(name: str, cache: Path) -> float:
+    """One sample in a fresh process."""
+    environ = {**os.environ, "ATTNLOOM_CACHE_DIR": str(cache), "ATTNLOOM_JIT": "on"}
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", name], env=environ, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return round(float(done.stdout), 2)
+
+
+def milliseconds(name: str) -> float:
+    """In the child: from the shape to the loaded module."""
+    import time
+
+    import torch
+
+    from attnloom import variants
+    from attnloom.core.host import host_module
+    from attnloom.core.kernels import attention_module, attention_spec
+
+    kernel = KERNELS[name]
+    begin = time.perf_counter()
+    if kernel is None:
+        host_module()
+    else:
+        dtype, head_dim, variant = kernel
+        made = eval(variant, vars(variants))
+        attention_module(attention_spec("cpu", getattr(torch, dtype), head_dim, head_dim, made))
+    return (time.perf_counter() - begin) * 1e3
+
+
+def compiler() -> dict[str, str]:
+    """What builds kernels here."""
+    from attnloom.core.jit.toolchain import toolchain
+
+    tools = toolchain("cpu")
+    return {"identity": tools.identity, "arch": tools.recipe.arch}
+
+
+if __name__ == "__main__":
+    main()
