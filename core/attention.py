@@ -229,7 +229,9 @@ class Attention:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
         self._check_rows("q", q, self.dtype, self.head_dim, plan)
         num_blocks = min(self._check_cache("k_cache", k_cache, layout), self._check_cache("v_cache", v_cache, layout))
-        values = ordered(self.variant.params, params, {**self._sizes, "num_requests": plan.num_requests})
+        values = ordered(
+            self.variant.params, self.variant.captures, params, {**self._sizes, "num_requests": plan.num_requests}
+        )
         if return_lse and not self.variant.use_softmax:
             raise ValueError(f"return_lse=True: expected False, {self.variant.name} uses no softmax and has no LSE")
         out_dtype = torch.float32 if return_state else self.dtype
@@ -287,7 +289,9 @@ class Attention:
             raise ValueError(
                 f"lse_state, return_lse: expected none, {self.variant.name} uses no softmax and has no LSE"
             )
-        values = ordered(self.variant.params, params, {**self._sizes, "num_requests": plan.num_requests})
+        values = ordered(
+            self.variant.params, self.variant.captures, params, {**self._sizes, "num_requests": plan.num_requests}
+        )
         if out is None:
             out = out_state.new_empty(shape, dtype=self.dtype)
         else:

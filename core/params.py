@@ -15,18 +15,24 @@ from attnloom.core.variant import Param
 Value = float | int | Tensor
 
 
-def ordered(declared: Sequence[Param], given: Mapping[str, Value] | None, sizes: Mapping[str, int]) -> list[Value]:
+def ordered(
+    declared: Sequence[Param],
+    captures: Mapping[str, Tensor],
+    given: Mapping[str, Value] | None,
+    sizes: Mapping[str, int],
+) -> list[Value]:
     """The values in the order of declaration, checked.
 
     Args:
         declared: what the variant reads.
+        captures: values that the variant brings along; ``given`` overrides them.
         given: by name.
         sizes: what the symbols of ``Param.shape`` stand for.
 
     Raises:
         TypeError, ValueError: a parameter is missing, unknown, or of another type or shape.
     """
-    given = {} if given is None else given
+    given = {**captures, **(given or {})} if captures else given or {}
     names = [param.name for param in declared]
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]

@@ -7,9 +7,11 @@ C++ function in the dialect of csrc/common (`return ...;`), which compiles for e
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
+from torch import Tensor
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _CPP_TYPES = {
@@ -92,6 +94,7 @@ class Variant:
         output_transform: over ``output`` and ``dim``, acts once on the finished row, after the sink.
         sink: a logit per query head that joins the softmax's sum and has no value; acts once, after the last merge.
         use_softmax: False: the transformed logits are the weights and nothing is normalised.
+        captures: values of parameters that need not be given to run(), as the tensors that a traced function captured.
         left, right: a query at position p sees keys at positions p - left to p + right; None: unlimited. They are not
             compiled in: variants that differ in them alone share a kernel.
     """
@@ -108,6 +111,7 @@ class Variant:
     use_softmax: bool = True
     left: int | None = None
     right: int | None = None
+    captures: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
     kernel_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +128,9 @@ class Variant:
         names = [param.name for param in self.params]
         if len(set(names)) != len(names):
             raise ValueError(f"Variant.params of {self.name}: expected distinct names, got {names}")
+        unknown = [name for name in self.captures if name not in names]
+        if unknown:
+            raise ValueError(f"Variant.captures={unknown} of {self.name}: expected names of params, {names}")
         if len(self.sink) > 1:
             raise ValueError(f"Variant.sink of {self.name}: expected one sink, got {len(self.sink)}")
         if self.sink and not self.use_softmax:
@@ -148,6 +155,9 @@ class Variant:
                     f"{self.name} & {other.name}: the sink of {variant.name} joins the softmax's sum, "
                     f"and {rest.name} uses none"
                 )
+        for capture in self.captures.keys() & other.captures.keys():
+            if self.captures[capture] is not other.captures[capture]:
+                raise ValueError(f"{self.name} & {other.name}: parameter {capture!r} is captured as two tensors")
         if self.sink and other.sink:
             raise ValueError(f"{self.name} & {other.name}: both have a sink, expected one")
         hooks = {hook: getattr(self, hook) + getattr(other, hook) for hook in HOOKS}
@@ -157,6 +167,7 @@ class Variant:
             use_softmax=self.use_softmax and other.use_softmax,
             left=_narrower(self.left, other.left),
             right=_narrower(self.right, other.right),
+            captures={**self.captures, **other.captures},
             kernel_names=self.kernel_names + other.kernel_names,
             **hooks,
         )
