@@ -1,7 +1,7 @@
 """Tiny models with random weights, one for every shape of attention that SmolLM2 does not have.
 
 Each is a real Hugging Face architecture, so that transformers can say what the right tokens are. The weights are drawn
-with a wider spread than a fresh model's: greedy tokens then differ from step to step and a wrong attention shows.
+with a wider spread than a fresh model has: greedy tokens then differ from step to step and a wrong attention shows.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ def alibi() -> Any:
     """BLOOM: ALiBi in place of position embeddings, 4 heads of 64."""
     from transformers import BloomConfig, BloomForCausalLM
 
-    config = BloomConfig(
-        vocab_size=VOCABULARY, hidden_size=256, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=1, pad_token_id=2
-    )
+    config = BloomConfig(**COMMON, hidden_size=256, n_layer=3, n_head=4)
     return BloomForCausalLM(config)
 
 
@@ -128,19 +126,60 @@ def encoder() -> Any:
     return ModernBertModel(config)
 
 
-MODELS: dict[str, Callable[[], Any]] = {make.__name__: make for make in (windows, group7, head128, alibi, encoder)}
+def head32() -> Any:
+    """Llama with heads of 32, for which there is no kernel."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **COMMON,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    return LlamaForCausalLM(config)
+
+
+def latent() -> Any:
+    """DeepSeek V2: multi-head latent attention, which is not served."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    config = DeepseekV2Config(
+        **COMMON,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        first_k_dense_replace=1,
+        n_routed_experts=2,
+    )
+    return DeepseekV2ForCausalLM(config)
+
+
+MAKERS = (windows, group7, head128, alibi, encoder, head32, latent)
+MODELS: dict[str, Callable[[], Any]] = {make.__name__: make for make in MAKERS}
 
 
 def draw_weights(model: Any) -> None:
-    """Matrices from N(0, 0.2). Embeddings that are also the output layer are smaller: a token would predict itself."""
+    """Matrices from N(0, 1.5 / sqrt(columns)): enough for attention to have a say, not so much that rounding has one.
+
+    Embeddings that are also the output layer are smaller, or every token would predict itself.
+    """
     import torch
 
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
-                parameter.normal_(std=0.2)
-        if model.config.tie_word_embeddings:
-            model.get_input_embeddings().weight.mul_(0.1)
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+        embedding = model.get_input_embeddings().weight
+        embedding.normal_(std=0.02 if model.config.tie_word_embeddings else 1.0)
 
 
 def build(name: str, target: Path) -> Path:

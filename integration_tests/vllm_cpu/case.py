@@ -1,11 +1,11 @@
-"""One model in one process: the same prompts through attnloom, vLLM's own CPU attention and transformers.
+"""Models in one process: the same prompts through attnloom, vLLM's own CPU attention and transformers.
 
-Reads a JSON description of the case and writes a JSON result:
+Reads a JSON list of cases and writes a JSON list of results:
 
-    python -m integration_tests.vllm_cpu.case CASE.json RESULT.json
+    python -m integration_tests.vllm_cpu.case CASES.json RESULTS.json
 
-The description: `model` (a folder), `prompts` (lists of token ids, one wave after the other), `max_tokens`,
-`engine` (arguments of vllm.LLM), `embed` (embeddings instead of tokens), `reference` (whether transformers runs too).
+A case: `model` (a folder), `prompts` (waves, one after the other, of texts or lists of token ids), `max_tokens`,
+`engine` (arguments of vllm.LLM), `embed` (embeddings instead of tokens).
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def run_reference(case: dict[str, Any]) -> list[Any]:
         for ids in (ids for wave in case["prompts"] for ids in wave):
             tokens = torch.tensor([ids])
             if case.get("embed"):
-                answers.append(model(tokens).last_hidden_state[0].tolist())
+                # What vLLM's `embed` gives for this kind of model: the first token's state, normalised.
+                answers.append(torch.nn.functional.normalize(model(tokens).last_hidden_state[0, 0], dim=0).tolist())
                 continue
             output = model.generate(
                 tokens,
@@ -81,14 +82,27 @@ def run_reference(case: dict[str, Any]) -> list[Any]:
     return answers
 
 
+def tokenize(case: dict[str, Any]) -> None:
+    """Turn prompts that are texts into token ids, so that everybody answers the same."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(case["model"])
+    case["prompts"] = [
+        [tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt for prompt in wave]
+        for wave in case["prompts"]
+    ]
+
+
 def main() -> None:
-    """Run the case named on the command line."""
+    """Run the cases named on the command line."""
     source, target = map(Path, sys.argv[1:])
-    case = json.loads(source.read_text())
-    result: dict[str, Any] = {backend: run_backend(case, backend) for backend in case.get("backends", BACKENDS)}
-    if case.get("reference", True):
+    results = []
+    for case in json.loads(source.read_text()):
+        tokenize(case)
+        result: dict[str, Any] = {backend: run_backend(case, backend) for backend in BACKENDS}
         result["reference"] = run_reference(case)
-    target.write_text(json.dumps(result))
+        results.append(result)
+    target.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

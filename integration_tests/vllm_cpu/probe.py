@@ -28,11 +28,16 @@ class Probe:
                 raise AssertionError("vLLM's own CPU attention ran although attnloom was asked for")
             return Probe.original(*args, **kwargs)
 
-        def stepped(*_: Any) -> None:
+        # Not a forward hook: models that vLLM compiles call their own forward directly.
+        model = self.model_runner.model
+        forward = model.forward
+
+        def stepped(*args: Any, **kwargs: Any) -> Any:
             counts["steps"] += 1
+            return forward(*args, **kwargs)
 
         ops.cpu_attention_with_kv_cache = counted
-        self.model_runner.model.register_forward_hook(stepped)
+        model.forward = stepped
         return self.probe_read()
 
     def probe_read(self) -> dict[str, int]:
