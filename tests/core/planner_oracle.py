@@ -1,0 +1,102 @@
+"""The scan plan in plain Python integers: every item, kv head and kv tile written out, no prefix sums, no bisection.
+
+Slow and simple; shares no code with csrc/planner. Key positions are slots 0 .. kv_len - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A query tile: folded rows [row, row + rows) of a request and the kv tiles that some of its rows see."""
+
+    request: int
+    row: int
+    rows: int
+    kv_tiles: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    item: int
+    kv_tile: int
+    row: int
+
+    def unit(self, tile: Tile) -> int:
+        return self.kv_tile + self.row * tile.rows
+
+    def whole(self, tile: Tile) -> int:
+        return self.item + len(tile.kv_tiles) * self.unit(tile)
+
+
+def visible_kv_tiles(
+    qo_len: int, kv_len: int, group: int, rows: range, tile_kv: int, left: int | None, right: int | None
+) -> tuple[int, ...]:
+    """Indices of the kv tiles that hold a key visible to one of the rows, from the first such tile to the last."""
+    first: int | None = None
+    last: int | None = None
+    for query in sorted({row // group for row in rows}):
+        position = kv_len - qo_len + query
+        low = 0 if left is None else max(0, position - left)
+        high = kv_len - 1 if right is None else min(kv_len - 1, position + right)
+        if low <= high:
+            first = low if first is None else min(first, low)
+            last = high if last is None else max(last, high)
+    if first is None or last is None:
+        return ()
+    return tuple(range(first // tile_kv, last // tile_kv + 1))
+
+
+def tiles(
+    qo_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    *,
+    group: int,
+    tile_q_short: int,
+    tile_q: int,
+    tile_kv: int,
+    left: int | None,
+    right: int | None,
+) -> list[Tile]:
+    result = []
+    for request, (qo_len, kv_len) in enumerate(zip(qo_lens, kv_lens, strict=True)):
+        folded = qo_len * group
+        height = tile_q_short if folded <= tile_q_short else tile_q
+        for row in range(0, folded, height):
+            rows = min(height, folded - row)
+            seen = visible_kv_tiles(qo_len, kv_len, group, range(row, row + rows), tile_kv, left, right)
+            result.append(Tile(request, row, rows, seen))
+    return result
+
+
+def starts(line: Sequence[Tile], num_kv_heads: int, num_workers: int, costs: Costs) -> list[tuple[int, int, int]]:
+    """Where each worker begins, and where the last one stops: (tile, kv head, kv tile counted from the first visible).
+
+    The line of work is every tile, in it every kv head. Worker w's share begins at the fraction w / num_workers of the
+    line's cost; inside an item it is moved to the nearest border between kv tiles, a half to the later one.
+    """
+    items = [(index, head, tile) for index, tile in enumerate(line) for head in range(num_kv_heads)]
+    whole = sum(costs.whole(tile) for _, _, tile in items)
+    end = (len(line), 0, 0)
+    result = []
+    for worker in range(num_workers):
+        target = floor(Fraction(whole * worker, num_workers))
+        before = 0
+        found = end
+        for place, (index, head, tile) in enumerate(items):
+            if target < before + costs.whole(tile):
+                border = floor(Fraction(target - before - costs.item, costs.unit(tile)) + Fraction(1, 2))
+                border = min(max(0, border), len(tile.kv_tiles))
+                if tile.kv_tiles and border == len(tile.kv_tiles):
+                    found = (*items[place + 1][:2], 0) if place + 1 < len(items) else end
+                else:
+                    found = (index, head, border)
+                break
+            before += costs.whole(tile)
+        result.append(found)
+    return [*result, end]

@@ -1,0 +1,44 @@
+"""Calls the planner on plain lists, with tiles small enough that few tokens make many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from attnloom.core.plan import Plan, PlanKey
+from attnloom.core.planner import plan_scan
+from attnloom.core.tiles import Costs
+from tests.core import planner_oracle
+from tests.core.strategies import PlanCase
+
+TILE_Q_SHORT, TILE_Q, TILE_KV = 16, 32, 64
+COSTS = planner_oracle.Costs(item=20, kv_tile=50, row=3)
+
+
+def indptr(lens: Sequence[int]) -> torch.Tensor:
+    """int32 [R + 1] from lengths."""
+    return torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
+
+
+def key_of(
+    num_qo_heads: int,
+    num_kv_heads: int,
+    *,
+    left: int | None = None,
+    right: int | None = 0,
+    tiles: tuple[int, int, int] = (TILE_Q_SHORT, TILE_Q, TILE_KV),
+) -> PlanKey:
+    return PlanKey(num_qo_heads, num_kv_heads, *tiles, left, right, torch.device("cpu"))
+
+
+def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS) -> Plan:
+    """The engine's plan of a case."""
+    return plan_scan(
+        indptr(case.qo_lens),
+        torch.tensor(case.kv_lens, dtype=torch.int32),
+        key_of(case.group * case.num_kv_heads, case.num_kv_heads, left=case.left, right=case.right),
+        num_workers=case.num_workers,
+        costs=Costs(costs.item, costs.kv_tile, costs.row),
+    )

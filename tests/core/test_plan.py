@@ -1,0 +1,59 @@
+"""The plan as a person sees it: a table with a line per worker, and arrays of the documented types."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from tests.core.planning import scan
+from tests.core.strategies import PlanCase
+
+CASE = PlanCase([1, 40, 1], [900, 300, 0], 4, 2, 5, None, 0)
+
+
+def test_it_prints_as_a_table() -> None:
+    plan = scan(CASE)
+    text = str(plan)
+    assert "3 requests" in text and "42 queries" in text and "8/2 heads" in text and "5 workers" in text
+    table = [line for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+\(", line)]
+    assert len(table) == 5
+    for worker, line in enumerate(table):
+        numbers = [int(n) for n in re.findall(r"-?\d+", line)]
+        assert numbers[:2] == [worker, int(plan.worker_tiles()[worker])]
+        assert tuple(numbers[2:5]) == (
+            int(plan.worker_tile[worker]),
+            int(plan.worker_head[worker]),
+            int(plan.worker_kv[worker]),
+        )
+        split_end = int(plan.split_end[worker])
+        assert numbers[5:] == ([split_end] if split_end >= 0 else [])
+
+
+def test_its_arrays_are_int32_views_of_one_buffer() -> None:
+    plan = scan(CASE)
+    shapes = {
+        "qo_indptr": 4,
+        "tile_request": plan.num_tiles,
+        "tile_row": plan.num_tiles,
+        "tile_rows": plan.num_tiles,
+        "tile_kv_tiles": plan.num_tiles,
+        "worker_tile": 6,
+        "worker_head": 6,
+        "worker_kv": 6,
+        "split_begin": 5,
+        "split_end": 5,
+    }
+    for name, length in shapes.items():
+        array = getattr(plan, name)
+        assert array.dtype == torch.int32 and array.shape == (length,), name
+        assert array.untyped_storage().data_ptr() == plan.buffer.untyped_storage().data_ptr(), name
+    assert plan.qo_indptr.tolist() == [0, 1, 41, 42]
+
+
+def test_num_splits_counts_the_items_of_several_workers() -> None:
+    plan = scan(CASE)
+    workers: dict[tuple[int, int], set[int]] = {}
+    for worker, tile, head, _, _ in plan.pieces():
+        workers.setdefault((tile, head), set()).add(worker)
+    assert plan.num_splits == sum(len(who) > 1 for who in workers.values()) > 0

@@ -1,0 +1,58 @@
+"""The planner's arrays against the brute-force plan in Python integers, element for element."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core import planner_oracle
+from tests.core.planning import TILE_KV, TILE_Q, TILE_Q_SHORT, scan
+from tests.core.strategies import PlanCase, examples, plan_cases
+
+
+def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
+    plan = scan(case, costs)
+    line = planner_oracle.tiles(
+        case.qo_lens,
+        case.kv_lens,
+        group=case.group,
+        tile_q_short=TILE_Q_SHORT,
+        tile_q=TILE_Q,
+        tile_kv=TILE_KV,
+        left=case.left,
+        right=case.right,
+    )
+    assert plan.num_tiles == len(line)
+    assert plan.tile_request.tolist() == [tile.request for tile in line]
+    assert plan.tile_row.tolist() == [tile.row for tile in line]
+    assert plan.tile_rows.tolist() == [tile.rows for tile in line]
+    assert plan.tile_kv_tiles.tolist() == [len(tile.kv_tiles) for tile in line]
+    starts = planner_oracle.starts(line, case.num_kv_heads, case.num_workers, costs)
+    assert plan.worker_tile.tolist() == [tile for tile, _, _ in starts]
+    assert plan.worker_head.tolist() == [head for _, head, _ in starts]
+    assert plan.worker_kv.tolist() == [kv for _, _, kv in starts]
+
+
+@examples(12)
+@given(
+    plan_cases(),
+    st.builds(planner_oracle.Costs, item=st.integers(1, 5000), kv_tile=st.integers(0, 300), row=st.integers(1, 20)),
+)
+def test_the_same_integers(case: PlanCase, costs: planner_oracle.Costs) -> None:
+    _same(case, costs)
+
+
+@pytest.mark.parametrize("num_workers", [1, 5, 132, 1000])
+def test_hand_made_edges(num_workers: int) -> None:
+    costs = planner_oracle.Costs(item=7, kv_tile=3, row=1)
+    for qo_lens, kv_lens in (([], []), ([0], [0]), ([0, 0], [9, 0]), ([1], [0]), ([1] * 20, [0] * 20), ([1], [64])):
+        _same(PlanCase(qo_lens, kv_lens, 4, 2, num_workers, None, 0), costs)
+
+
+def test_equal_cuts_of_one_long_decode() -> None:
+    """One decode of 80 kv tiles over 8 workers: ten tiles each, the first a little fewer for loading Q."""
+    plan = scan(PlanCase([1], [80 * TILE_KV], 4, 1, 8, None, 0), planner_oracle.Costs(item=1, kv_tile=100, row=0))
+    assert plan.worker_tiles().tolist() == [10] * 8
+    assert plan.worker_kv.tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 0]
+    assert plan.split_end.tolist() == [7] + [-1] * 7
