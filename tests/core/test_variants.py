@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from attnloom import variants
+from attnloom import Attention, variants
 from attnloom.core.masks import pack_masks
 from attnloom.core.variant import Param, Variant
 from tests.core import kernels
@@ -140,3 +142,18 @@ def test_variants_that_differ_in_their_band_share_a_kernel() -> None:
 def test_bad_variants_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_captured_parameters_need_not_be_given() -> None:
+    """A variant may bring its tensors along; what run() is given goes first."""
+    problem = _problem()
+    slopes = ALIBI.params["alibi_slopes"]
+    capturing = dataclasses.replace(ALIBI.variant, captures={"alibi_slopes": slopes})
+    engine = Attention(6, 2, 64, dtype=torch.float32, variant=capturing)
+    assert engine.spec == kernels.engine_of(ALIBI.variant).spec
+    answer = problem.answer(ALIBI.band, ALIBI.hooks)
+    check(engine, problem, answer, num_workers=7)
+    flat = torch.zeros(6)
+    check(engine, problem, problem.answer(), num_workers=7, params={"alibi_slopes": flat})
+    with pytest.raises(ValueError, match="captures"):
+        dataclasses.replace(ALIBI.variant, captures={"other": slopes})
