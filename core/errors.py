@@ -37,6 +37,10 @@ class CompileFailed(JitError):
         self.log = log
 
 
+class CompileTimedOut(CompileFailed):
+    """A compiler did not end within a quarter of an hour and was ended. Its fields are those of CompileFailed."""
+
+
 class CacheUnusable(JitError):
     """The cache folder cannot be trusted, or a miss cannot be written into it.
 

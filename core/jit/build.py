@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnloom.core.errors import CompileFailed, CompilerNotFound, JitDisabled, LoadFailed
+from attnloom.core.errors import CompilerNotFound, JitDisabled, LoadFailed
 from attnloom.core.jit.cache import LIBRARY, Cache
+from attnloom.core.jit.failure import failure
 from attnloom.core.jit.key import content_hash, headers, module_key
-from attnloom.core.jit.ninja import INCLUDE, Step, run_ninja, steps_of
+from attnloom.core.jit.ninja import INCLUDE, Hung, Step, run_ninja, steps_of, write_build_file
 from attnloom.core.jit.spec import ModuleSpec
 from attnloom.core.jit.toolchain import Toolchain, recipe, toolchain
 from attnloom.core.settings import settings
 
 Progress = Callable[[int, int, str], None]
 """Called as (modules built, modules to build, name of the module just built)."""
-
-_DIAGNOSTIC = re.compile(
-    r"\berror\b|undefined reference|multiple definition|cannot find|not found|No such file", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -89,6 +85,7 @@ def build(specs: Iterable[ModuleSpec], *, progress: Progress | None = None) -> l
 
     Raises:
         CompileFailed: a compiler refused a source. The modules that could be built are in the cache.
+        CompileTimedOut: no compiler ended for a quarter of an hour; they were ended.
         JitError: another of its subclasses, as :func:`locate`, or CacheUnusable where a miss cannot be written.
     """
     wanted = list(specs)
@@ -150,10 +147,20 @@ def _run(cache: Cache, private: Path, jobs: list[_Job], built: Callable[[_Job, P
                     made.unlink()
                 built(job, cache.publish(folder, job.spec.name, job.key, _record(job)))
 
-    status, printed = run_ninja([step for job in jobs for step in job.steps], private, publish_finished)
+    steps = [step for job in jobs for step in job.steps]
+    with cache.writing():
+        write_build_file(steps, private)
+    hung = False
+    try:
+        status, printed = run_ninja(len(steps), private, publish_finished)
+        printed = f"ninja ended with status {status}:\n{printed}"
+    except Hung as error:
+        hung, printed = True, str(error)
     publish_finished()
     if pending:
-        raise _failure(cache, private, pending[0], f"ninja ended with status {status}:\n{printed}")
+        # Where compilers hung, most had not begun.
+        job = next((job for job in pending if any(step.begun(private) for step in job.steps)), pending[0])
+        raise failure(cache, private, job.spec.name, job.key, job.steps, printed, hung=hung)
 
 
 def _write_sources(job: _Job, folder: Path) -> None:
@@ -179,23 +186,3 @@ def _record(job: _Job) -> dict[str, object]:
         "sources": [source.name for source in job.spec.sources],
         "headers": sorted(job.headers),
     }
-
-
-def _failure(cache: Cache, private: Path, job: _Job, printed: str) -> CompileFailed:
-    # The first step without its output is the one that failed, or ninja did before it.
-    step = next(step for step in job.steps if not (private / step.output).exists())
-    log = private / step.log
-    if not log.exists() or not log.read_text(errors="replace").strip():
-        log.write_text(printed)
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    diagnostic = next((line for line in lines if _DIAGNOSTIC.search(line)), lines[0])
-    command = shlex.join(step.command)
-    kept = cache.keep_failed(log.parent, job.spec.name, job.key) / log.name
-    return CompileFailed(
-        f"building {job.spec.name} failed.\n  first diagnostic: {diagnostic}\n  command: {command}\n"
-        f"  log, with the source beside it: {kept}\n"
-        "  attnloom needs a C++17 compiler with OpenMP; g++ 12 is tested, CXX names another one.",
-        command=command,
-        diagnostic=diagnostic,
-        log=kept,
-    )

@@ -13,13 +13,22 @@ from pathlib import Path
 
 from attnloom.core.errors import CompilerNotFound
 from attnloom.core.jit.cache import LIBRARY
+from attnloom.core.jit.process import end_tree, lines_of
 from attnloom.core.jit.spec import ModuleSpec
 from attnloom.core.jit.toolchain import Toolchain
 
 INCLUDE = "include"
 """Where a module's folder keeps its copies of the headers."""
 
+HANG_SECONDS = 900.0
+"""How long no step may end before the compilers are taken to hang: the slowest kernels take a minute or two, and a
+machine that swaps is given time."""
+
 _BYTES_PER_JOB = 3 << 29  # 1.5 GiB: what cc1plus may take at -O3 on a template with intrinsics, with room
+
+
+class Hung(Exception):
+    """The compilers hung and were ended; says what ninja had printed."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,10 @@ class Step:
     output: str
     log: str
 
+    def begun(self, folder: Path) -> bool:
+        """Whether it was begun in ``folder`` and has made nothing: it failed, or it still runs."""
+        return (folder / self.log).exists() and not (folder / self.output).exists()
+
 
 def steps_of(spec: ModuleSpec, toolchain: Toolchain, folder: str) -> list[Step]:
     """The commands that build one module in ``folder``: one per translation unit, then the link."""
@@ -53,12 +66,17 @@ def steps_of(spec: ModuleSpec, toolchain: Toolchain, folder: str) -> list[Step]:
     return [*steps, Step(tuple(link), tuple(objects), library, f"{folder}/link.log")]
 
 
-def run_ninja(steps: list[Step], folder: Path, on_line: Callable[[], None]) -> tuple[int, str]:
-    """Run the steps in ``folder``; ones that do not depend on a failed one are still run.
+def write_build_file(steps: list[Step], folder: Path) -> None:
+    """Write what :func:`run_ninja` runs."""
+    (folder / "build.ninja").write_text(_build_file(steps))
+
+
+def run_ninja(steps: int, folder: Path, on_line: Callable[[], None]) -> tuple[int, str]:
+    """Run the build file of ``folder``; steps that do not depend on a failed one are still run.
 
     Args:
-        steps: what to run.
-        folder: the private folder, holding the sources.
+        steps: how many there are.
+        folder: the private folder, holding the sources and the build file.
         on_line: called whenever ninja has finished a step or said something.
 
     Returns:
@@ -66,32 +84,30 @@ def run_ninja(steps: list[Step], folder: Path, on_line: Callable[[], None]) -> t
 
     Raises:
         CompilerNotFound: there is no ninja.
+        Hung: no step ended for :data:`HANG_SECONDS`; all that ran has been ended.
     """
-    (folder / "build.ninja").write_text(_build_file(steps))
-    jobs = min(job_limit(), len(steps))
     # Without MAKEFLAGS, so that under `make -j` the limit is ours; LC_ALL for diagnostics that we can read.
     environ = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"} | {"LC_ALL": "C"}
     process = subprocess.Popen(
-        [find_ninja(), "-C", str(folder), "-k", "0", "-j", str(jobs)],
+        [find_ninja(), "-C", str(folder), "-k", "0", "-j", str(min(job_limit(), steps))],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         env=environ,
     )
-    printed = []
     assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            printed.append(line)
-            on_line()
-        return process.wait(), "".join(printed)
-    finally:
-        if process.poll() is None:
-            process.terminate()  # ninja ends its compilers on this; killed, it would leave them running
-            process.wait()
-        process.stdout.close()
+    with process.stdout as stdout:
+        try:
+            printed = []
+            for line in lines_of(stdout.fileno(), HANG_SECONDS):
+                printed.append(line)
+                on_line()
+            return process.wait(), "".join(printed)
+        except TimeoutError:
+            printed.append(f"no step ended for {HANG_SECONDS:g} s\n")
+            raise Hung("".join(printed)) from None
+        finally:
+            end_tree(process)
 
 
 def find_ninja() -> str:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from attnloom.core.errors import CompilerNotFound, JitError
 from attnloom.core.jit.arch import host_arch
 
+ASK_SECONDS = 60.0
+"""How long a compiler may take to say its version."""
+
 _HOST_COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -123,9 +126,15 @@ def _identity(command: tuple[str, ...]) -> str:
 def _ask(command: tuple[str, ...], option: str) -> str:
     try:
         done = subprocess.run(
-            [*command, option], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
+            [*command, option],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=ASK_SECONDS,
         )
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise CompilerNotFound(f"{shlex.join([*command, option])} failed: {reason}. Is it a C++ compiler?") from error
     return done.stdout

@@ -15,6 +15,7 @@ from attnloom.core import errors
     [
         errors.CompilerNotFound("m"),
         errors.CompileFailed("m", command="c", diagnostic="d", log=Path("/l")),
+        errors.CompileTimedOut("m", command="c", diagnostic="d", log=Path("/l")),
         errors.CacheUnusable("m", folder=Path("/f")),
         errors.JitDisabled("m", module="n", key="k"),
         errors.LoadFailed("m", file=Path("/f")),
