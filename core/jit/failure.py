@@ -18,7 +18,8 @@ _DIAGNOSTIC = re.compile(
 # May well contain the word "error"; so may the source lines that are shown below a diagnostic.
 _REMARK = re.compile(r"\b(warning|note):|^\d* *\|")
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File size limit exceeded", re.IGNORECASE)
-_LITTLE_ROOM = 32 << 20  # bytes; a module with its sources and objects takes a few MiB
+# Bytes. On a full disk the log is cut off too, and may say anything or nothing.
+_NO_BYTES, _FEW_BYTES = 1 << 20, 32 << 20
 
 
 def failure(
@@ -40,13 +41,11 @@ def failure(
     log = private / step.log
     text = log.read_text(errors="replace") if log.exists() else ""
     diagnostic = _first(text)
-    if (
-        _NO_ROOM.search(text)
-        or _NO_ROOM.search(printed)
-        or (not hung and diagnostic is None and _room(private) < _LITTLE_ROOM)
-    ):
+    room = _room(private)
+    full = room < _NO_BYTES or (diagnostic is None and room < _FEW_BYTES)
+    if _NO_ROOM.search(text) or _NO_ROOM.search(printed) or (full and not hung):
         return CacheUnusable(
-            f"building {name} failed: no room to write. {_room(private) >> 20} MiB are free at {cache.root}. "
+            f"building {name} failed: no room to write. {room >> 20} MiB are free at {cache.root}. "
             "Free some, raise the quota or the limit on file sizes (ulimit -f), or set ATTNLOOM_CACHE_DIR to a folder "
             "on another disk; compilers also write to TMPDIR.",
             folder=cache.root,

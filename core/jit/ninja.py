@@ -36,7 +36,7 @@ class Step:
     """One command of a build; all paths are relative to the private folder, which is its working directory.
 
     Attributes:
-        command: what is run, without redirections.
+        command: what is run, without redirections; its last word is the output.
         inputs: files it reads that the build knows.
         output: the file it makes.
         log: the file that gets what it prints.
@@ -155,10 +155,9 @@ def _build_file(steps: list[Step]) -> str:
     # No depfiles and no header dependencies: every build starts from an empty folder.
     lines = ["rule run", "  command = ( $run ) > $log 2>&1", "  description = $out", ""]
     for step in steps:
-        run = shlex.join(step.command)
-        if step.output.endswith(LIBRARY):
-            # A library appears under its name when it is whole: it is published while other steps still run.
-            run = f"{shlex.join([*step.command[:-1], step.output + '.part'])} && mv {step.output}.part {step.output}"
+        # An output appears under its name when it is whole: a compiler that is killed leaves half of one, and a library
+        # is published while other steps still run.
+        run = f"{shlex.join([*step.command[:-1], step.output + '.part'])} && mv {step.output}.part {step.output}"
         escaped = run.replace("$", "$$")
         lines += [f"build {step.output}: run {' '.join(step.inputs)}", f"  run = {escaped}", f"  log = {step.log}", ""]
     return "\n".join(lines)
