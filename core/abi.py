@@ -46,6 +46,33 @@ class LayoutTensors(_Struct):
     ]
 
 
+class BlockMaskTensor(_Struct):
+    """The kinds of a BlockMask; a null address is none."""
+
+    _fields_: ClassVar = [
+        ("kinds", c_void_p),
+        ("stride_request", c_int64),
+        ("q_blocks", c_int32),
+        ("kv_blocks", c_int32),
+    ]
+
+
+class BlockMaskParams(_Struct):
+    """One evaluation of a logits_mask at every position."""
+
+    _fields_: ClassVar = [
+        ("hook_params", c_void_p),
+        ("kinds", c_void_p),
+        ("num_requests", c_int64),
+        ("q_blocks", c_int32),
+        ("kv_blocks", c_int32),
+        ("num_qo_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("length", c_int32),
+        ("num_threads", c_int32),
+    ]
+
+
 class AttentionParams(_Struct):
     """One launch of an attention kernel."""
 
@@ -56,6 +83,7 @@ class AttentionParams(_Struct):
         ("out", QueryTensor),
         ("lse", c_void_p),
         ("layout", LayoutTensors),
+        ("block_mask", BlockMaskTensor),
         ("plan", c_void_p),
         ("arena", c_void_p),
         ("arrivals", c_void_p),
@@ -155,6 +183,9 @@ class PlanParams(_Struct):
         ("cost_item", c_int32),
         ("cost_kv_tile", c_int32),
         ("cost_row", c_int32),
+        ("visible", c_void_p),
+        ("hook_params", c_void_p),
+        ("block_mask", BlockMaskTensor),
     ]
 
 
@@ -163,6 +194,7 @@ PLAN_HEADER_WORDS = ctypes.sizeof(PlanHeader) // 4
 _SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "attnloom_run": (c_int32, [POINTER(AttentionParams)]),
     "attnloom_finish": (c_int32, [POINTER(FinishParams)]),
+    "attnloom_block_mask": (c_int32, [POINTER(BlockMaskParams)]),
     "attnloom_merge": (c_int32, [POINTER(MergeParams)]),
     "attnloom_append": (c_int32, [POINTER(AppendParams)]),
     "attnloom_plan_scan": (c_int64, [POINTER(PlanParams), POINTER(PlanHeader)]),

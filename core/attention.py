@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
@@ -9,13 +11,14 @@ import torch
 from torch import Tensor
 
 from attnloom.core import launch
+from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned, check_contiguous_last, check_positive, check_tensor
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.op import attention_op, register_engine
 from attnloom.core.params import Value, ordered, pack
 from attnloom.core.plan import Plan, PlanKey
-from attnloom.core.planner import plan_scan
+from attnloom.core.planner import DeclaredRange, plan_scan
 from attnloom.core.settings import settings
 from attnloom.core.tiles import HEAD_DIMS, MAX_GROUP, family_for
 from attnloom.core.variant import Variant
@@ -89,6 +92,7 @@ class Attention:
             self.variant.left,
             self.variant.right,
             self.device,
+            self.spec.name if self.variant.visible else "",
         )
         self._sizes = {
             "num_qo_heads": num_qo_heads,
@@ -96,6 +100,7 @@ class Attention:
             "head_dim": head_dim,
             "head_dim_v": self.head_dim_v,
         }
+        self._block_masks: dict[tuple[object, ...], tuple[BlockMask, list[Value]]] = {}
         self.handle = register_engine(self)
 
     def __repr__(self) -> str:
@@ -111,6 +116,8 @@ class Attention:
         *,
         kv_lens: Tensor | None = None,
         num_workers: int | None = None,
+        params: Mapping[str, Value] | None = None,
+        block_mask: BlockMask | None = None,
     ) -> Plan:
         """Plan a step; every engine with the same ``plan_key`` may run it.
 
@@ -120,6 +127,9 @@ class Attention:
             kv_lens: int32 ``[num_requests]`` on the host: lengths to plan for, upper bounds of ``layout.lengths``.
                 None: ``layout.lengths``.
             num_workers: None: ``ATTNLOOM_WORKERS``, or torch's threads.
+            params: the variant's parameters, where it declares a visible range: the plan then serves layers with the
+                same ones.
+            block_mask: KV tiles to skip, and tiles in which logits_mask need not be evaluated; see :meth:`block_mask`.
         """
         if not isinstance(layout, BlockSparseLayout):
             raise TypeError(f"layout: expected a BlockSparseLayout, got {type(layout).__name__}")
@@ -132,9 +142,56 @@ class Attention:
             )
         if num_workers is None:
             num_workers = settings().workers or torch.get_num_threads()
+        ranges, values = None, None
+        if self.variant.visible:
+            values = self._values(params, layout.num_rows)  # kept alive while the planner reads them
+            address = ctypes.cast(self.module.attnloom_visible, ctypes.c_void_p).value
+            assert address is not None
+            ranges = DeclaredRange(address, pack(self.variant.params, values))
         return plan_scan(
-            qo_indptr, lengths, self.plan_key, num_workers=num_workers, costs=self.tiles.costs, layout=layout
+            qo_indptr,
+            lengths,
+            self.plan_key,
+            num_workers=num_workers,
+            costs=self.tiles.costs,
+            layout=layout,
+            ranges=ranges,
+            block_mask=block_mask,
         )
+
+    def block_mask(self, length: int, *, num_requests: int = 1, params: Mapping[str, Value] | None = None) -> BlockMask:
+        """Evaluate the variant's logits_mask at every position below ``length`` and keep what each block needs.
+
+        Computed once for the same arguments; parameters that change their content afterwards need a new engine.
+
+        Args:
+            length: positions to cover, rounded up to a power of two.
+            num_requests: 1: one mask for all requests; more, where the mask depends on the request.
+            params: the variant's parameters.
+
+        Raises:
+            ValueError: the variant has no mask, or one over indices inside a request instead of positions.
+        """
+        check_positive("length", length)
+        check_positive("num_requests", num_requests)
+        if not self.variant.logits_mask:
+            raise ValueError(f"block_mask: expected a variant with a logits_mask, {self.variant.name} has none")
+        if any(re.search(r"\b[qk]v?_index\b", text) for text in self.variant.logits_mask):
+            raise ValueError(f"block_mask: the mask of {self.variant.name} is over q_index and kv_index, not positions")
+        values = self._values(params, num_requests)
+        length = 1 << (length - 1).bit_length()
+        key = (length, num_requests, *(id(value) if isinstance(value, Tensor) else value for value in values))
+        if key not in self._block_masks:
+            blocks = -(-length // self.tiles.tile_kv)
+            kinds = torch.empty(num_requests, blocks, blocks, dtype=torch.uint8)
+            launch.fill_block_mask(self, kinds, length, pack(self.variant.params, values))
+            # The values stay with the mask, so that the ids in the key stay theirs.
+            self._block_masks[key] = (BlockMask(kinds, self.tiles.tile_kv), values)
+        return self._block_masks[key][0]
+
+    def _values(self, params: Mapping[str, Value] | None, num_requests: int) -> list[Value]:
+        sizes = {**self._sizes, "num_requests": num_requests}
+        return ordered(self.variant.params, self.variant.captures, params, sizes)
 
     @overload
     def run(
@@ -229,9 +286,7 @@ class Attention:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
         self._check_rows("q", q, self.dtype, self.head_dim, plan)
         num_blocks = min(self._check_cache("k_cache", k_cache, layout), self._check_cache("v_cache", v_cache, layout))
-        values = ordered(
-            self.variant.params, self.variant.captures, params, {**self._sizes, "num_requests": plan.num_requests}
-        )
+        values = self._values(params, plan.num_requests)
         if return_lse and not self.variant.use_softmax:
             raise ValueError(f"return_lse=True: expected False, {self.variant.name} uses no softmax and has no LSE")
         out_dtype = torch.float32 if return_state else self.dtype
@@ -289,9 +344,7 @@ class Attention:
             raise ValueError(
                 f"lse_state, return_lse: expected none, {self.variant.name} uses no softmax and has no LSE"
             )
-        values = ordered(
-            self.variant.params, self.variant.captures, params, {**self._sizes, "num_requests": plan.num_requests}
-        )
+        values = self._values(params, plan.num_requests)
         if out is None:
             out = out_state.new_empty(shape, dtype=self.dtype)
         else:
@@ -317,7 +370,7 @@ class Attention:
             launch.check_indices(layout, num_blocks)
             plan.checked_blocks.add(num_blocks)
         words = pack(engine.variant.params, values)
-        launch.run(engine, plan.buffer, plan.num_workers, layout, tensors, words, scales, unfinished)
+        launch.run(engine, plan.buffer, plan.num_workers, layout, plan.block_mask, tensors, words, scales, unfinished)
 
     def _check_plan(self, plan: Plan) -> None:
         if not isinstance(plan, Plan):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnloom.core.abi import AttentionParams, FinishParams, checked
+from attnloom.core.abi import AttentionParams, BlockMaskParams, FinishParams, checked
 from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import Rendering
@@ -47,6 +47,7 @@ def attention_spec(family: str, dtype: torch.dtype, head_dim: int, head_dim_v: i
             "name": variant.kernel_name,
             "params": params,
             "use_softmax": variant.use_softmax,
+            "mask_by_head": any("head" in text for text in variant.logits_mask),
             **{hook: getattr(variant, hook) for hook in HOOKS},
         },
     )
@@ -55,4 +56,4 @@ def attention_spec(family: str, dtype: torch.dtype, head_dim: int, head_dim_v: i
 
 def attention_module(spec: ModuleSpec) -> ctypes.CDLL:
     """The loaded kernel, built if need be."""
-    return checked(load(spec), ["attnloom_run", "attnloom_finish"], [AttentionParams, FinishParams])
+    return checked(load(spec), ["attnloom_run", "attnloom_finish"], [AttentionParams, FinishParams, BlockMaskParams])

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnloom.core.abi import AttentionParams, CacheTensor, FinishParams, LayoutTensors, QueryTensor
+from attnloom.core.abi import (
+    AttentionParams,
+    BlockMaskParams,
+    BlockMaskTensor,
+    CacheTensor,
+    FinishParams,
+    LayoutTensors,
+    QueryTensor,
+)
 from attnloom.core.arena import arena
+from attnloom.core.block_mask import BlockMask
 from attnloom.core.errors import AttnloomError
 from attnloom.core.host import host_module
 from attnloom.core.layout import BlockSparseLayout
@@ -72,6 +81,7 @@ def run(
     plan_buffer: Tensor,
     num_workers: int,
     layout: BlockSparseLayout,
+    block_mask: BlockMask | None,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     words: ctypes.Array[ctypes.c_uint64],
     scales: tuple[float, float, float],
@@ -95,6 +105,7 @@ def run(
         _rows(out),
         None if lse is None else lse.data_ptr(),
         layout_tensors(layout),
+        BlockMaskTensor() if block_mask is None else block_mask.struct(),
         plan_buffer.data_ptr(),
         states.data_ptr(),
         arrivals.data_ptr(),
@@ -131,3 +142,20 @@ def finish(
         torch.get_num_threads(),
     )
     engine.module.attnloom_finish(ctypes.byref(params))
+
+
+def fill_block_mask(engine: Attention, kinds: Tensor, length: int, words: ctypes.Array[ctypes.c_uint64]) -> None:
+    """Evaluate a variant's logits_mask into the kinds of a block mask; checked arguments."""
+    requests, q_blocks, kv_blocks = kinds.shape
+    params = BlockMaskParams(
+        ctypes.addressof(words),
+        kinds.data_ptr(),
+        requests,
+        q_blocks,
+        kv_blocks,
+        engine.num_qo_heads,
+        engine.num_kv_heads,
+        length,
+        torch.get_num_threads(),
+    )
+    engine.module.attnloom_block_mask(ctypes.byref(params))

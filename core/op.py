@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnloom.core import launch
 from attnloom.core.abi import PlanHeader
+from attnloom.core.block_mask import BlockMask
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.params import Value, pack
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _library = torch.library.Library("attnloom", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
-    "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, SymInt block_size, Tensor[] hook_tensors, "
+    "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, SymInt block_size, Tensor? block_kinds, "
+    "Tensor[] hook_tensors, "
     "Scalar[] hook_scalars, int engine, float sm_scale, float k_scale, float v_scale, bool unfinished) -> ()"
 )
 _engines: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
@@ -59,6 +61,7 @@ def attention_op(
         layout.indices,
         layout.positions,
         layout.block_size,
+        None if plan.block_mask is None else plan.block_mask.kinds,
         [value for value in values if isinstance(value, Tensor)],
         [value for value in values if not isinstance(value, Tensor)],
         engine.handle,
@@ -79,6 +82,7 @@ def _run(
     indices: Tensor,
     positions: Tensor | None,
     block_size: int,
+    block_kinds: Tensor | None,
     hook_tensors: list[Tensor],
     hook_scalars: list[float | int],
     engine: int,
@@ -101,6 +105,7 @@ def _run(
         plan,
         header.num_workers,
         layout,
+        None if block_kinds is None else BlockMask(block_kinds, found.tiles.tile_kv),
         (q, k_cache, v_cache, out, lse),
         words,
         (sm_scale, k_scale, v_scale),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnloom.core.abi import PLAN_HEADER_WORDS
+from attnloom.core.block_mask import BlockMask
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.tiles import Costs
 
@@ -24,6 +25,8 @@ class PlanKey(NamedTuple):
     left: int | None
     right: int | None
     device: torch.device
+    ranges: str = ""
+    """Name of the kernel whose variant declares the visible range; empty: the band alone."""
 
 
 class Piece(NamedTuple):
@@ -57,6 +60,7 @@ class Plan:
         costs: the cost model it was balanced with.
         buffer: int32, a header and the arrays below (csrc/planner/plan.h).
         layout: where the KV lies; None for a plan made for its numbers only.
+        block_mask: KV tiles that are skipped or need no mask, or None.
     """
 
     key: PlanKey
@@ -68,6 +72,7 @@ class Plan:
     costs: Costs
     buffer: Tensor
     layout: BlockSparseLayout | None = None
+    block_mask: BlockMask | None = None
     # Block counts of caches that the block ids were checked against.
     checked_blocks: set[int] = field(default_factory=set, repr=False)
 

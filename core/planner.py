@@ -8,12 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnloom.core.abi import PLAN_HEADER_WORDS, PlanHeader, PlanParams
+from attnloom.core.abi import PLAN_HEADER_WORDS, BlockMaskTensor, PlanHeader, PlanParams
+from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_positive, check_tensor
 from attnloom.core.host import host_module
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.tiles import Costs
+
+
+@dataclass(frozen=True, eq=False)
+class DeclaredRange:
+    """A variant's visible range, compiled.
+
+    Attributes:
+        function: address of the module's ``attnloom_visible``.
+        words: the variant's parameters, packed; what they point to must outlive the planning.
+    """
+
+    function: int
+    words: ctypes.Array[ctypes.c_uint64]
 
 
 def plan_scan(
@@ -24,6 +38,8 @@ def plan_scan(
     num_workers: int,
     costs: Costs,
     layout: BlockSparseLayout | None = None,
+    ranges: DeclaredRange | None = None,
+    block_mask: BlockMask | None = None,
 ) -> Plan:
     """Plan a step: integer costs, a prefix sum, and an equal contiguous stretch for each worker.
 
@@ -36,6 +52,8 @@ def plan_scan(
         key: heads, tiles, band and device.
         num_workers: workers to balance over, at least 1.
         costs: of an item.
+        ranges: the variant's visible range; None: the band alone.
+        block_mask: KV tiles that need not be computed.
         layout: where the KV lies. With logical positions the band trims nothing: slots are not at their own positions.
 
     Raises:
@@ -54,6 +72,9 @@ def plan_scan(
     if int(qo_indptr[0]) != 0:
         raise ValueError(f"qo_indptr[0]={int(qo_indptr[0])}: expected 0")
     check_positive("num_workers", num_workers)
+    trimmed = layout is None or layout.positions is None
+    if block_mask is not None:
+        _check_block_mask(block_mask, key, kv_lens, trimmed)
     group = key.num_qo_heads // key.num_kv_heads
     capacity = num_requests + max(total_q, 0) * group // key.tile_q
     words = PLAN_HEADER_WORDS + num_requests + 1 + 4 * capacity + 5 * num_workers + 3
@@ -69,19 +90,43 @@ def plan_scan(
         key.tile_kv,
         -1 if key.left is None else key.left,
         -1 if key.right is None else key.right,
-        0 if layout is not None and layout.positions is not None else 1,
+        trimmed,
         capacity,
     )
     params = PlanParams(
-        qo_indptr.data_ptr(), kv_lens.data_ptr(), buffer.data_ptr(), costs.item, costs.kv_tile, costs.row
+        qo_indptr.data_ptr(),
+        kv_lens.data_ptr(),
+        buffer.data_ptr(),
+        costs.item,
+        costs.kv_tile,
+        costs.row,
+        None if ranges is None else ranges.function,
+        None if ranges is None else ctypes.addressof(ranges.words),
+        BlockMaskTensor() if block_mask is None else block_mask.struct(),
     )
     num_tiles = host_module().attnloom_plan_scan(ctypes.byref(params), ctypes.byref(header))
     if num_tiles < 0:
         _raise_bad_lengths(-1 - num_tiles, qo_indptr, kv_lens)
-    return Plan(key, num_requests, num_tiles, num_workers, total_q, capacity, costs, buffer, layout)
+    return Plan(key, num_requests, num_tiles, num_workers, total_q, capacity, costs, buffer, layout, block_mask)
 
 
 _HOST = torch.device("cpu")
+
+
+def _check_block_mask(block_mask: BlockMask, key: PlanKey, kv_lens: Tensor, trimmed: bool) -> None:
+    if not trimmed:
+        raise ValueError("block_mask: expected None for a layout with positions, whose slots lie anywhere")
+    if block_mask.block_size != key.tile_kv:
+        raise ValueError(f"block_mask.block_size={block_mask.block_size}: expected the KV tile, {key.tile_kv}")
+    requests = block_mask.kinds.shape[0]
+    if requests not in (1, kv_lens.shape[0]):
+        raise ValueError(f"block_mask.kinds.shape[0]={requests}: expected 1 or {kv_lens.shape[0]}, one per request")
+    longest = int(kv_lens.max()) if kv_lens.numel() else 0
+    if not block_mask.covers(longest):
+        raise ValueError(
+            f"block_mask.kinds.shape={tuple(block_mask.kinds.shape)}: expected blocks of {key.tile_kv} for "
+            f"{longest} positions"
+        )
 
 
 def _raise_bad_lengths(request: int, qo_indptr: Tensor, kv_lens: Tensor) -> None:

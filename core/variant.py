@@ -93,6 +93,10 @@ class Variant:
         logits_mask: true where the key is visible.
         output_transform: over ``output`` and ``dim``, acts once on the finished row, after the sink.
         sink: a logit per query head that joins the softmax's sum and has no value; acts once, after the last merge.
+        visible: the range of keys that some query of a tile sees, over ``q_first``, ``q_last`` (positions of its first
+            and last query), ``kv_len`` and ``request``: ``return Range{begin, end};``. Nothing outside is computed or
+            read; logits_mask must hide it.
+        mask_free: likewise the range that logits_mask leaves to every query of the tile: it is not evaluated inside.
         use_softmax: False: the transformed logits are the weights and nothing is normalised.
         captures: values of parameters that need not be given to run(), as the tensors that a traced function captured.
         left, right: a query at position p sees keys at positions p - left to p + right; None: unlimited. They are not
@@ -108,6 +112,8 @@ class Variant:
     logits_mask: Hook = ()
     output_transform: Hook = ()
     sink: Hook = ()
+    visible: Hook = ()
+    mask_free: Hook = ()
     use_softmax: bool = True
     left: int | None = None
     right: int | None = None
@@ -161,6 +167,8 @@ class Variant:
         if self.sink and other.sink:
             raise ValueError(f"{self.name} & {other.name}: both have a sink, expected one")
         hooks = {hook: getattr(self, hook) + getattr(other, hook) for hook in HOOKS}
+        if any(variant.logits_mask and not variant.mask_free for variant in (self, other)):
+            hooks["mask_free"] = ()  # one of the masks may hide any key
         return Variant(
             name=f"{self.name}_{other.name}"[:64],
             params=tuple(params.values()),

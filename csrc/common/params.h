@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "common/visible.h"
+
 namespace attnloom {
 
 // Strides are in elements.
@@ -42,6 +44,7 @@ struct AttentionParams {
   OutputTensor out;  // float32 where `unfinished`, else the engine's dtype
   float* lse;        // [rows, num_qo_heads], or null
   LayoutTensors layout;
+  BlockMask block_mask;
   const int32_t* plan;          // planner/plan.h
   float* arena;                 // partial states: 2 * workers * tile_q * (head_dim_v + 1) floats
   int32_t* arrivals;            // [workers], zero before and after
@@ -101,6 +104,22 @@ struct PlanParams {
   int32_t cost_item;
   int32_t cost_kv_tile;
   int32_t cost_row;
+  void* visible;                // planner/scan.h: VisibleHook, or null
+  const uint64_t* hook_params;  // of the variant, where it declares a visible range
+  BlockMask block_mask;
+};
+
+// Fills a block mask from a variant's logits_mask, evaluated at every position.
+struct BlockMaskParams {
+  const uint64_t* hook_params;
+  uint8_t* kinds;  // [num_requests, q_blocks, kv_blocks]
+  int64_t num_requests;
+  int32_t q_blocks;
+  int32_t kv_blocks;
+  int32_t num_qo_heads;
+  int32_t num_kv_heads;
+  int32_t length;  // positions from here on are not evaluated
+  int32_t num_threads;
 };
 
 }  // namespace attnloom

@@ -65,19 +65,30 @@ class Worker {
     const Request request(p_.layout, plan_.qo_indptr(), plan_.tile_request()[piece.tile]);
     const int32_t row = plan_.tile_row()[piece.tile];
     const int32_t rows = plan_.tile_rows()[piece.tile];
-    const int32_t first = request.query_position(row / group_);
-    const int32_t last = request.query_position((row + rows - 1) / group_);
-    const Range any =
-        header_.trimmed ? visible_to_any(header_.band, first, last, request.kv_len) : Range{0, request.kv_len};
-    const Range all = header_.trimmed ? visible_to_all(header_.band, first, last, request.kv_len) : Range{0, 0};
-    const Range tiles = kv_tiles_of(any, kTileKv);
-    const int32_t begin = tiles.begin + piece.kv_begin;
-    const int32_t end = piece.closes ? tiles.end : static_cast<int32_t>(min_of(tiles.begin + piece.kv_end, tiles.end));
+    const QueryTile queries{request.index, request.query_position(row / group_),
+                            request.query_position((row + rows - 1) / group_), request.kv_len};
+    const Visible visible = visible_to_tile(queries);
+    const Range tiles = kv_tiles_of(visible.any, kTileKv);
 
     load_queries(request, piece.head, row, rows);
     for (int32_t i = 0; i < rows; ++i) states_[i] = {-kInfinity, 0.0f};
     for (int32_t i = 0; i < rows * kDimV; ++i) out_[i] = 0.0f;
-    for (int32_t tile = begin; tile < end; ++tile) run_tile(request, piece.head, row, rows, tile, any, all);
+    if (p_.block_mask.kinds == nullptr) {
+      const int32_t begin = tiles.begin + piece.kv_begin;
+      const int32_t end =
+          piece.closes ? tiles.end : static_cast<int32_t>(min_of(tiles.begin + piece.kv_end, tiles.end));
+      for (int32_t tile = begin; tile < end; ++tile) {
+        run_tile(request, piece.head, row, rows, tile, visible, kPartialTile);
+      }
+    } else {
+      int32_t nth = 0;  // among the tiles that the mask does not hide
+      for (int32_t tile = tiles.begin; tile < tiles.end && (piece.closes || nth < piece.kv_end); ++tile) {
+        const TileKind kind = tile_kind(p_.block_mask, queries, kTileKv, tile);
+        if (kind == kHiddenTile) continue;
+        if (nth >= piece.kv_begin) run_tile(request, piece.head, row, rows, tile, visible, kind);
+        ++nth;
+      }
+    }
 
     if (piece.opens && piece.closes) {
       for (int32_t i = 0; i < rows; ++i) {
@@ -88,6 +99,28 @@ class Worker {
     }
     leave_partial(worker, piece, rows);
     merge_if_last(worker, piece, request, row, rows);
+  }
+
+  struct Visible {
+    Range any;        // slots that some query sees: no others are read
+    Range band_free;  // slots inside the band of every query
+    Range mask_free;  // slots that logits_mask leaves to every query
+  };
+
+  Visible visible_to_tile(const QueryTile& queries) const {
+    if (!header_.trimmed) return {{0, queries.kv_len}, {0, 0}, {0, 0}};
+    Visible visible{visible_to_any(header_.band, queries.first, queries.last, queries.kv_len),
+                    visible_to_all(header_.band, queries.first, queries.last, queries.kv_len),
+                    {0, 0}};
+    if constexpr (Variant::kHasVisible) {
+      visible.any = intersect(visible.any,
+                              Variant::visible(hooks_, queries.request, queries.first, queries.last, queries.kv_len));
+    }
+    visible.band_free = intersect(visible.band_free, visible.any);
+    if constexpr (Variant::kHasMaskFree) {
+      visible.mask_free = Variant::mask_free(hooks_, queries.request, queries.first, queries.last, queries.kv_len);
+    }
+    return visible;
   }
 
   Row row_of(const Request& request, int32_t kv_head, int32_t folded) const {
@@ -148,11 +181,15 @@ class Worker {
     for (int column = end; column < kTileKv; ++column) columns[column] = columns[end - 1];
   }
 
-  void run_tile(const Request& request, int32_t kv_head, int32_t first_row, int32_t rows, int32_t tile, Range any,
-                Range all) {
+  static bool holds(Range slots, int32_t first_slot) {
+    return first_slot >= slots.begin && first_slot + kTileKv <= slots.end;
+  }
+
+  void run_tile(const Request& request, int32_t kv_head, int32_t first_row, int32_t rows, int32_t tile,
+                const Visible& visible, TileKind kind) {
     const int32_t first_slot = tile * kTileKv;
-    const int begin = any.begin > first_slot ? any.begin - first_slot : 0;
-    const int end = any.end - first_slot < kTileKv ? any.end - first_slot : kTileKv;
+    const int begin = visible.any.begin > first_slot ? visible.any.begin - first_slot : 0;
+    const int end = visible.any.end - first_slot < kTileKv ? visible.any.end - first_slot : kTileKv;
     for (int column = begin; column < end; ++column) {
       kv_index_[column] = first_slot + column;
       kv_pos_[column] = request.position(first_slot + column);
@@ -172,22 +209,22 @@ class Worker {
       score(rows, keys, begin, end);
     }
 
-    const bool mask_free = first_slot >= all.begin && first_slot + kTileKv <= all.end;
-    const TileColumns columns{first_slot, kv_pos_, kv_index_};
+    const bool band_free = holds(visible.band_free, first_slot);
+    const bool mask_free = !Variant::kHasLogitsMask || kind == kFullTile || holds(visible.mask_free, first_slot);
+    const TileColumns columns{kv_pos_, kv_index_};
     const float scale = Variant::kHasKeyTransform ? p_.sm_scale : p_.sm_scale * p_.k_scale;
     for (int32_t i = 0; i < rows; ++i) {
       const Row row = row_of(request, kv_head, first_row + i);
       float* scores = scores_ + i * kTileKv;
       float factor;
-      if (mask_free) {
-        factor = weigh_row<Variant, false, false>(hooks_, row, columns, Range{}, Band{}, scale, scores, &states_[i]);
+      if (band_free) {
+        factor = weigh<Columns::kAll>(row, columns, Range{}, mask_free, scale, scores, &states_[i]);
       } else if (header_.trimmed) {
-        const Range seen = visible_to(header_.band, row.q_pos, request.kv_len);
+        const Range seen = intersect(visible_to(header_.band, row.q_pos, request.kv_len), visible.any);
         const Range inside{seen.begin - first_slot, seen.end - first_slot};
-        factor = weigh_row<Variant, true, false>(hooks_, row, columns, inside, Band{}, scale, scores, &states_[i]);
+        factor = weigh<Columns::kRange>(row, columns, inside, mask_free, scale, scores, &states_[i]);
       } else {
-        factor = weigh_row<Variant, true, true>(hooks_, row, columns, Range{begin, end}, header_.band, scale, scores,
-                                                &states_[i]);
+        factor = weigh<Columns::kByBand>(row, columns, Range{begin, end}, mask_free, scale, scores, &states_[i]);
       }
       if (factor != 1.0f) {
         float* out = out_ + i * kDimV;
@@ -202,6 +239,17 @@ class Worker {
     } else {
       add_values(rows, values, begin, end);
     }
+  }
+
+  template <Columns kColumns>
+  float weigh(const Row& row, const TileColumns& columns, Range inside, bool mask_free, float scale, float* scores,
+              RowState* state) const {
+    if constexpr (Variant::kHasLogitsMask) {
+      if (!mask_free) {
+        return weigh_row<Variant, kColumns, true>(hooks_, row, columns, inside, header_.band, scale, scores, state);
+      }
+    }
+    return weigh_row<Variant, kColumns, false>(hooks_, row, columns, inside, header_.band, scale, scores, state);
   }
 
   struct KeyHook {

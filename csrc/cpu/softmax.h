@@ -19,8 +19,7 @@ struct Row {  // what hooks may know of a row
   int32_t kv_head;
 };
 
-struct TileColumns {  // the KV tile a row meets
-  int32_t first_slot;
+struct TileColumns {        // the KV tile a row meets
   const int32_t* kv_pos;    // [kTileKv], logical positions
   const int32_t* kv_index;  // [kTileKv], slots of the row; columns outside the tile's range repeat the nearest inside
 };
@@ -30,10 +29,15 @@ struct RowState {
   float total;  // sum of exp(score - peak)
 };
 
-// Columns [begin, end) of the tile are visible, and of those the ones `sees` accepts (kBand: slots at positions of
-// their own). Turns scores into weights in place, updates the state and returns the factor for what was
-// accumulated before.
-template <typename Variant, bool kMasked, bool kBand, typename HookParams>
+enum class Columns {
+  kAll,     // every column is visible
+  kRange,   // those of a range
+  kByBand,  // those of a range that the band admits by logical position
+};
+
+// Turns the scores of a row into weights, in place; updates the state and returns the factor for what was accumulated
+// before. kMaskHook: whether logits_mask has a say in this tile.
+template <typename Variant, Columns kColumns, bool kMaskHook, typename HookParams>
 inline float weigh_row(const HookParams& params, const Row& row, const TileColumns& tile, Range visible, Band band,
                        float scale, float* scores, RowState* state) {
   constexpr float kDropped = Variant::kSoftmax ? -kInfinity : 0.0f;
@@ -47,15 +51,15 @@ inline float weigh_row(const HookParams& params, const Row& row, const TileColum
       score = Variant::logits_transform(params, score, row.request, row.q_pos, kv_pos, row.q_head, row.kv_head,
                                         row.q_index, kv_index);
     }
-    if constexpr (kMasked) {
+    if constexpr (kColumns != Columns::kAll) {
       bool keep = (column >= visible.begin) & (column < visible.end);
-      if constexpr (kBand) {
+      if constexpr (kColumns == Columns::kByBand) {
         keep = keep & ((band.right < 0) | (kv_pos - row.q_pos <= band.right)) &
                ((band.left < 0) | (row.q_pos - kv_pos <= band.left));
       }
       score = keep ? score : kDropped;
     }
-    if constexpr (Variant::kHasLogitsMask) {
+    if constexpr (Variant::kHasLogitsMask && kMaskHook) {
       const bool keep =
           Variant::logits_mask(params, row.request, row.q_pos, kv_pos, row.q_head, row.kv_head, row.q_index, kv_index);
       score = keep ? score : kDropped;

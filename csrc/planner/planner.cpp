@@ -14,6 +14,11 @@ namespace {
 
 CostModel cost_of(const PlanParams& params) { return {params.cost_item, params.cost_kv_tile, params.cost_row}; }
 
+PlanInput input_of(const PlanParams& params) {
+  return {params.qo_indptr,   params.kv_lens,   cost_of(params), reinterpret_cast<VisibleHook>(params.visible),
+          params.hook_params, params.block_mask};
+}
+
 }  // namespace
 
 // Returns the number of tiles; -1 - r when request r has a negative length; -1 - num_requests when the tiles
@@ -26,8 +31,7 @@ ATTNLOOM_EXPORT int64_t attnloom_plan_scan(const PlanParams* params, const PlanH
   static thread_local std::vector<int64_t> prefix;
   prefix.resize(header->tile_capacity + 1);
   *reinterpret_cast<PlanHeader*>(params->plan) = *header;
-  const int64_t tiles =
-      plan_scan(PlanView<int32_t>{params->plan}, {params->qo_indptr, params->kv_lens, cost_of(*params)}, prefix.data());
+  const int64_t tiles = plan_scan(PlanView<int32_t>{params->plan}, input_of(*params), prefix.data());
   return tiles < 0 ? -1 - header->num_requests : tiles;
 }
 

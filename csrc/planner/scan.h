@@ -9,6 +9,7 @@
 
 #include "common/band.h"
 #include "common/macros.h"
+#include "common/visible.h"
 #include "planner/plan.h"
 
 namespace attnloom {
@@ -20,10 +21,16 @@ struct CostModel {
   int32_t row;      // computing one folded row on one KV tile
 };
 
+// The range of slots that a variant declares visible to a query tile; a module with such a hook exports one.
+using VisibleHook = Range (*)(const uint64_t* hook_params, const QueryTile* tile);
+
 struct PlanInput {
   const int32_t* qo_indptr;  // [num_requests + 1]
   const int32_t* kv_lens;    // [num_requests], upper bounds of the true lengths
   CostModel cost;
+  VisibleHook visible;  // or null: the band alone
+  const uint64_t* hook_params;
+  BlockMask block_mask;
 };
 
 ATTNLOOM_HD int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -44,13 +51,15 @@ ATTNLOOM_HD int64_t tiles_of_request(const PlanHeader& plan, int32_t qo_len) {
   return (rows + tile_q - 1) / tile_q;
 }
 
-// Slots that some row of a query tile may see: rows [row, row + rows) of a request with these lengths.
-ATTNLOOM_HD Range visible_slots(const PlanHeader& plan, int32_t row, int32_t rows, int32_t qo_len, int32_t kv_len) {
-  if (!plan.trimmed) return {0, kv_len};
+// KV tiles that some row of a query tile may see: rows [row, row + rows) of a request with these lengths.
+ATTNLOOM_HD int32_t visible_kv_tiles(const PlanHeader& plan, const PlanInput& in, int32_t request, int32_t row,
+                                     int32_t rows, int32_t qo_len, int32_t kv_len) {
+  if (!plan.trimmed) return (kv_len + plan.tile_kv - 1) / plan.tile_kv;
   const int32_t group = plan.num_qo_heads / plan.num_kv_heads;
-  const int32_t first = kv_len - qo_len + row / group;
-  const int32_t last = kv_len - qo_len + (row + rows - 1) / group;
-  return visible_to_any(plan.band, first, last, kv_len);
+  const QueryTile tile{request, kv_len - qo_len + row / group, kv_len - qo_len + (row + rows - 1) / group, kv_len};
+  Range slots = visible_to_any(plan.band, tile.first, tile.last, kv_len);
+  if (in.visible != nullptr) slots = intersect(slots, in.visible(in.hook_params, &tile));
+  return count_tiles(in.block_mask, tile, plan.tile_kv, kv_tiles_of(slots, plan.tile_kv));
 }
 
 // Fills the arrays of tile `index` of a request.
@@ -61,11 +70,10 @@ ATTNLOOM_HD void fill_tile(PlanView<int32_t> plan, const PlanInput& in, int32_t 
   const int32_t tile_q = tile_q_for(header, total);
   const int32_t row = index * tile_q;
   const int32_t rows = static_cast<int32_t>(min_of(tile_q, total - row));
-  const Range tiles = kv_tiles_of(visible_slots(header, row, rows, qo_len, in.kv_lens[request]), header.tile_kv);
   plan.tile_request()[tile] = request;
   plan.tile_row()[tile] = row;
   plan.tile_rows()[tile] = rows;
-  plan.tile_kv_tiles()[tile] = tiles.end - tiles.begin;
+  plan.tile_kv_tiles()[tile] = visible_kv_tiles(header, in, request, row, rows, qo_len, in.kv_lens[request]);
 }
 
 ATTNLOOM_HD int64_t unit_cost(const CostModel& cost, int32_t rows) {
