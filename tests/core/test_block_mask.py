@@ -22,7 +22,9 @@ CHUNKED_RANGE = Variant(
     (Param("chunk", torch.int64),),
     logits_mask="return kv_pos / params.chunk == q_pos / params.chunk;",
     visible="return Range{int(q_first < 0 ? 0 : q_first / params.chunk * params.chunk), kv_len};",
-    mask_free="return Range{int(q_last / params.chunk * params.chunk), int((q_first / params.chunk + 1) * params.chunk)};",
+    mask_free=(
+        "return Range{int(q_last / params.chunk * params.chunk), int((q_first / params.chunk + 1) * params.chunk)};"
+    ),
 )
 CAUSAL = Variant("causal", right=0)
 
