@@ -50,11 +50,12 @@ def failure(
             "on another disk; compilers also write to TMPDIR.",
             folder=cache.root,
         )
-    if not text.strip():
+    if diagnostic is None:
+        # It died with a word or without; ninja knows how.
+        text += printed
         with cache.writing():
-            log.write_text(printed)
-        text = printed
-    diagnostic = diagnostic or _first(text) or next((line for line in text.splitlines() if line.strip()), "")
+            log.write_text(text)
+        diagnostic = next((line.strip() for line in text.splitlines() if line.strip()), "")
     command = shlex.join(step.command)
     kept = cache.keep_failed(log.parent, name, key) / log.name
     if hung:
