@@ -12,7 +12,7 @@
 #include "common/params.h"
 #include "cpu/epilogue.h"
 #include "cpu/products.h"
-#include "cpu/request.h"
+#include "common/request.h"
 #include "cpu/scratch.h"
 #include "cpu/softmax.h"
 #include "cpu/state.h"

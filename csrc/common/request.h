@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
+#include "common/macros.h"
 #include "common/params.h"
 
 namespace attnloom {
-namespace cpu {
 
 struct Request {
   int32_t index;
@@ -18,7 +18,7 @@ struct Request {
   int64_t block_size;
   int32_t end_position;  // one past the position of the last slot
 
-  Request(const LayoutTensors& layout, const int32_t* qo_indptr, int32_t request)
+  ATTNLOOM_HD Request(const LayoutTensors& layout, const int32_t* qo_indptr, int32_t request)
       : index(request),
         first_token(qo_indptr[request]),
         qo_len(qo_indptr[request + 1] - qo_indptr[request]),
@@ -28,14 +28,13 @@ struct Request {
         block_size(layout.block_size),
         end_position(kv_len > 0 ? position(kv_len - 1) + 1 : 0) {}
 
-  int32_t position(int32_t slot) const {
+  ATTNLOOM_HD int32_t position(int32_t slot) const {
     if (positions == nullptr) return slot;
     return positions[slot / block_size] + static_cast<int32_t>(slot % block_size);
   }
 
   // Causality aligns to the end: the last query is at the last position.
-  int32_t query_position(int32_t query) const { return end_position - qo_len + query; }
+  ATTNLOOM_HD int32_t query_position(int32_t query) const { return end_position - qo_len + query; }
 };
 
-}  // namespace cpu
 }  // namespace attnloom
