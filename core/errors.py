@@ -77,3 +77,7 @@ class LoadFailed(JitError):
     def __init__(self, message: str, *, file: Path | None = None) -> None:
         super().__init__(message)
         self.file = file
+
+
+class BundleRefused(JitError):
+    """An archive of modules is none, is damaged, or holds what it may not."""

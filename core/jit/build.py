@@ -10,7 +10,7 @@ from pathlib import Path
 from attnloom.core.errors import CompilerNotFound, JitDisabled, LoadFailed
 from attnloom.core.jit.cache import LIBRARY, Cache
 from attnloom.core.jit.failure import failure
-from attnloom.core.jit.key import content_hash, headers, module_key
+from attnloom.core.jit.key import content_hash, headers, ingredients, module_key
 from attnloom.core.jit.ninja import INCLUDE, Hung, Step, run_ninja, steps_of, write_build_file
 from attnloom.core.jit.spec import ModuleSpec
 from attnloom.core.jit.toolchain import Toolchain, recipe, toolchain
@@ -182,7 +182,9 @@ def _record(job: _Job) -> dict[str, object]:
         "content": job.content,
         "compiler": job.toolchain.identity,
         "arch": job.toolchain.recipe.arch,
+        "flags": job.toolchain.recipe.flags,
         "commands": [shlex.join(step.command) for step in job.steps],
         "sources": [source.name for source in job.spec.sources],
         "headers": sorted(job.headers),
+        "csrc": ingredients(job.spec, job.headers),
     }

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any
 
 from attnloom.core.errors import CacheUnusable, LoadFailed
 from attnloom.core.jit.lock import Lock, acquire
+from attnloom.core.jit.trust import refuse_foreign
 
 LIBRARY = "module.so"
 RECORD = "build.json"
@@ -53,20 +53,20 @@ class Cache:
             LoadFailed: it is there, but damaged.
         """
         folder = self.folder(name, key)
-        if not self._trusted(folder):
+        if not self.trusted(folder):
             return None
-        return _checked_library(folder, key)
+        return checked_library(folder, key)
 
     def find_content(self, name: str, content: str) -> Path | None:
         """A library of the same content by whichever compiler, or None: for a machine that has no compiler.
 
         Raises: as :meth:`find`.
         """
-        if not self._trusted(self.root):
+        if not self.trusted():
             return None
         for folder in sorted(self.root.glob(f"{name}-" + "[0-9a-f]" * 16)):
-            if self._trusted(folder) and (record := _record(folder)).get("content") == content:
-                return _checked_library(folder, record["key"])
+            if self.trusted(folder) and (record := read_record(folder)).get("content") == content:
+                return checked_library(folder, record["key"])
         return None
 
     def prepare(self) -> None:
@@ -77,7 +77,7 @@ class Cache:
         """
         with self.writing():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._trusted(self.root)
+            self.trusted()
             self._prune()
 
     @contextlib.contextmanager
@@ -117,8 +117,13 @@ class Cache:
         with self.writing():
             library = built / LIBRARY
             library.chmod(0o700)  # whatever the umask, others must not write it
-            record = {**record, "name": name, "key": key, "sha256": _sha256(library)}
+            record = {**record, "name": name, "key": key, "sha256": sha256(library)}
             (built / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        return self.adopt(built, name, key)
+
+    def adopt(self, built: Path, name: str, key: str) -> Path:
+        """Move a folder that holds a library and its record to its place; see :meth:`publish`."""
+        with self.writing():
             place = self.folder(name, key)
             if place.exists():  # damaged, or we would not have built
                 place.rename(built.with_name(f"{built.name}.damaged"))
@@ -147,16 +152,20 @@ class Cache:
                 folder=self.root,
             ) from error
 
-    def _trusted(self, path: Path) -> bool:
-        """Whether ``path`` exists; raises CacheUnusable where it, or the root above it, is not ours alone."""
-        for folder in {self.root: None, path: None}:
+    def trusted(self, path: Path | None = None) -> bool:
+        """Whether ``path``, by default the root, exists.
+
+        Raises:
+            CacheUnusable: it, or the root above it, is not ours alone or cannot be read.
+        """
+        for folder in dict.fromkeys((self.root, path or self.root)):
             try:
                 status = folder.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return False
             except OSError as error:
                 raise CacheUnusable(f"cannot read the cache folder {folder}: {error}", folder=folder) from error
-            _refuse_foreign(folder, status)
+            refuse_foreign(folder, status)
         return True
 
     def _prune(self) -> None:
@@ -179,23 +188,18 @@ class Cache:
                 return folder, lock
 
 
-def _refuse_foreign(path: Path, status: os.stat_result) -> None:
-    # root can write anywhere anyway, and owns the caches that come with a container image.
-    if status.st_uid not in (os.geteuid(), 0):
-        raise CacheUnusable(
-            f"refusing the cache at {path}: it belongs to user {status.st_uid}, not to user {os.geteuid()}, and a "
-            "module in it would run as this process. Set ATTNLOOM_CACHE_DIR to a folder of your own.",
-            folder=path,
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise CacheUnusable(
-            f"refusing the cache at {path}: its mode {stat.S_IMODE(status.st_mode):04o} lets others write it, and a "
-            f"module in it would run as this process. If you trust what is in it: chmod -R go-w {path}",
-            folder=path,
-        )
+def mark_used(library: Path) -> None:
+    """Remember that a module was used now: the time of its record, where we may set it."""
+    with contextlib.suppress(OSError):
+        os.utime(library.with_name(RECORD))
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
+    """What is written about the module in ``folder``.
+
+    Raises:
+        LoadFailed: there is nothing, or it is damaged.
+    """
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -205,15 +209,21 @@ def _record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _checked_library(folder: Path, key: str) -> Path:
+def checked_library(folder: Path, key: str) -> Path:
+    """The library in ``folder``, compared with its record.
+
+    Raises:
+        CacheUnusable: others could have written it.
+        LoadFailed: it is damaged, or made for another key.
+    """
     library = folder / LIBRARY
-    record = _record(folder)
+    record = read_record(folder)
     if record.get("key") != key:
         raise _damaged(folder / RECORD, f"made for key {record.get('key')}, not {key}")
     try:
-        _refuse_foreign(library, library.stat())
+        refuse_foreign(library, library.stat())
         # The linker maps a cut-off file without complaint and the process dies at the first touch of its missing end.
-        whole = _sha256(library) == record.get("sha256")
+        whole = sha256(library) == record.get("sha256")
     except OSError as error:
         raise _damaged(library, f"unreadable ({error})") from error
     if not whole:
@@ -227,5 +237,6 @@ def _damaged(file: Path, reason: str) -> LoadFailed:
     )
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Hash of a file's content, in hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

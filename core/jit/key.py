@@ -82,6 +82,30 @@ def headers(spec: ModuleSpec) -> dict[str, str]:
     return found
 
 
+def ingredients(spec: ModuleSpec, reached: Mapping[str, str]) -> dict[str, str]:
+    """What a module is made of under csrc/, as {path relative to csrc/: :func:`fingerprint` of the file}.
+
+    Kept beside the module: what differs in them was built by other sources than ours.
+
+    Args:
+        spec: the module.
+        reached: what :func:`headers` gives for it.
+    """
+    texts = dict(reached)
+    for source in spec.sources:
+        if isinstance(source.text, str):
+            same = (path for path in CSRC.rglob(source.name) if path.read_text(encoding="utf-8") == source.text)
+            texts |= {path.relative_to(CSRC).as_posix(): source.text for path in same}
+        else:
+            texts |= source.text.ingredients()
+    return {name: fingerprint(text) for name, text in sorted(texts.items())}
+
+
+def fingerprint(text: str) -> str:
+    """A short hash of a file's content."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _texts(source: Source) -> dict[str, str]:
     """What there is to read of a source without rendering it."""
     if isinstance(source.text, str):

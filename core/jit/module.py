@@ -6,6 +6,7 @@ import ctypes
 
 from attnloom.core.errors import LoadFailed
 from attnloom.core.jit.build import build, locate
+from attnloom.core.jit.cache import mark_used
 from attnloom.core.jit.spec import ModuleSpec
 
 _loaded: dict[ModuleSpec, ctypes.CDLL] = {}
@@ -24,6 +25,9 @@ def load(spec: ModuleSpec) -> ctypes.CDLL:
     library = _loaded.get(spec)
     if library is None:
         path = locate(spec) or build([spec])[0]
+        mark_used(path)
+        if not path.exists():
+            path = build([spec])[0]  # `attnloom cache prune` has just removed it
         try:
             # Two threads that come here together get one handle from the linker; setdefault makes it one object.
             library = _loaded.setdefault(spec, ctypes.CDLL(str(path)))

@@ -37,6 +37,11 @@ class Recipe:
     compile_flags: tuple[str, ...]
     link_flags: tuple[str, ...]
 
+    @property
+    def flags(self) -> str:
+        """All flags, as text."""
+        return shlex.join([*self.compile_flags, "link", *self.link_flags])
+
 
 @dataclass(frozen=True)
 class Toolchain:
