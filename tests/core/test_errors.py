@@ -19,6 +19,7 @@ from attnloom.core import errors
         errors.CacheUnusable("m", folder=Path("/f")),
         errors.JitDisabled("m", module="n", key="k"),
         errors.LoadFailed("m", file=Path("/f")),
+        errors.BundleRefused("m"),
     ],
 )
 def test_pickle_keeps_the_fields(error: errors.JitError) -> None:
