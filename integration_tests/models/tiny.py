@@ -6,6 +6,7 @@ with a wider spread than a fresh model has: greedy tokens then differ from step 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -182,22 +183,26 @@ def draw_weights(model: Any) -> None:
         embedding.normal_(std=0.02 if model.config.tie_word_embeddings else 1.0)
 
 
-def build(name: str, target: Path) -> Path:
-    """Write the model called `name` and its tokenizer to the folder `target`, unless they are there already.
+def build(name: str, folder: Path) -> Path:
+    """Write the model called `name` and its tokenizer to a folder below `folder`, unless they are there already.
+
+    The returned folder is named for the model and for the text of this file, so that a model of an older recipe is
+    not taken for it; it appears in one rename.
 
     Args:
         name: a key of MODELS.
-        target: the folder; it appears in one rename.
+        folder: where models are kept.
     """
-    if (target / "config.json").is_file():
+    target = folder / f"{name}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
+    if target.is_dir():
         return target
     import torch
 
     torch.manual_seed(sum(name.encode()))
     model = MODELS[name]().to(torch.float32)
     draw_weights(model)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
     try:
         model.save_pretrained(scratch)
         tokenizer().save_pretrained(scratch)

@@ -83,14 +83,14 @@ def test_several_reasons_and_unknown_flags() -> None:
 
 def test_engines_stop_before_they_are_healthy(tmp_path: Path) -> None:
     """Real engines, one after the other in one process."""
-    model = str(tiny.build("head128", MODELS / "head128"))
+    model = str(tiny.build("head128", MODELS))
     connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     tasks: list[dict[str, Any]] = [
         {"engine": {"model": model, "kv_cache_dtype": "fp8"}},
         {"engine": {"model": model}, "environment": {"VLLM_BATCH_INVARIANT": "1"}},
         {"engine": {"model": model, "kv_transfer_config": connector}},
-        {"engine": {"model": str(tiny.build("head32", MODELS / "head32"))}},
-        {"engine": {"model": str(tiny.build("latent", MODELS / "latent"))}},
+        {"engine": {"model": str(tiny.build("head32", MODELS))}},
+        {"engine": {"model": str(tiny.build("latent", MODELS))}},
     ]
     said = run_program("integration_tests.vllm_cpu.refuse", tasks, tmp_path)
     words = [
@@ -111,7 +111,7 @@ def test_vllm_serve_exits_with_the_reason(tmp_path: Path) -> None:
     CUSTOM is not quietly replaced.
     """
     vllm = str(Path(sys.executable).parent / "vllm")
-    model = str(tiny.build("head128", MODELS / "head128"))
+    model = str(tiny.build("head128", MODELS))
     arguments = ["--attention-backend", "CUSTOM", "--kv-cache-dtype", "fp8", "--enforce-eager", "--port", "0"]
     done = subprocess.run(
         [vllm, "serve", model, *arguments],

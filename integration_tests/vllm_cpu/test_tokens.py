@@ -30,7 +30,7 @@ def random_prompts(*lengths: int) -> list[list[int]]:
 def tiny_case(name: str, **engine: Any) -> dict[str, Any]:
     """A tiny model with prompts that end inside, at and after a page, a window and a tile."""
     return {
-        "model": str(tiny.build(name, MODELS / name)),
+        "model": str(tiny.build(name, MODELS)),
         "prompts": [random_prompts(1, 7, 64, 150)],
         "max_tokens": 24,
         "engine": engine,
@@ -97,7 +97,7 @@ def test_head_dim_128(tmp_path: Path) -> None:
 def test_encoder_only(tmp_path: Path) -> None:
     """Embeddings of a bidirectional encoder with symmetric windows; keys and values come from no cache."""
     case = {
-        "model": str(tiny.build("encoder", MODELS / "encoder")),
+        "model": str(tiny.build("encoder", MODELS)),
         "prompts": [random_prompts(3, 7, 64, 150)],
         "embed": True,
     }
