@@ -18,18 +18,22 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "CacheUnusable": ("attnloom.core.errors", "CacheUnusable"),
     "CompileFailed": ("attnloom.core.errors", "CompileFailed"),
     "CompileTimedOut": ("attnloom.core.errors", "CompileTimedOut"),
+    "CompositionError": ("attnloom.core.compose", "CompositionError"),
     "CompilerNotFound": ("attnloom.core.errors", "CompilerNotFound"),
     "JitDisabled": ("attnloom.core.errors", "JitDisabled"),
     "JitError": ("attnloom.core.errors", "JitError"),
     "LoadFailed": ("attnloom.core.errors", "LoadFailed"),
     "Param": ("attnloom.core.variant", "Param"),
     "Plan": ("attnloom.core.plan", "Plan"),
+    "TraceError": ("attnloom.core.trace.errors", "TraceError"),
     "Variant": ("attnloom.core.variant", "Variant"),
     "append_kv": ("attnloom.core.append", "append_kv"),
     "finish_state": ("attnloom.core.state", "finish_state"),
+    "mask_mod": ("attnloom.core.trace.flex", "mask_mod"),
     "merge_states": ("attnloom.core.state", "merge_states"),
     "plan_algorithm1": ("attnloom.core.planner", "plan_algorithm1"),
     "plan_scan": ("attnloom.core.planner", "plan_scan"),
+    "score_mod": ("attnloom.core.trace.flex", "score_mod"),
     "variants": ("attnloom.core.variants", None),
 }
 
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from attnloom.core import variants
     from attnloom.core.append import append_kv
     from attnloom.core.attention import Attention
+    from attnloom.core.compose import CompositionError
     from attnloom.core.errors import (
         AttnloomError,
         CacheUnusable,
@@ -51,6 +56,8 @@ if TYPE_CHECKING:
     from attnloom.core.plan import Plan
     from attnloom.core.planner import plan_algorithm1, plan_scan
     from attnloom.core.state import finish_state, merge_states
+    from attnloom.core.trace.errors import TraceError
+    from attnloom.core.trace.flex import mask_mod, score_mod
     from attnloom.core.variant import Param, Variant
 
 __all__ = [
@@ -61,18 +68,22 @@ __all__ = [
     "CompileFailed",
     "CompileTimedOut",
     "CompilerNotFound",
+    "CompositionError",
     "JitDisabled",
     "JitError",
     "LoadFailed",
     "Param",
     "Plan",
+    "TraceError",
     "Variant",
     "__version__",
     "append_kv",
     "finish_state",
+    "mask_mod",
     "merge_states",
     "plan_algorithm1",
     "plan_scan",
+    "score_mod",
     "variants",
 ]
 

@@ -176,7 +176,7 @@ class Attention:
         check_positive("num_requests", num_requests)
         if not self.variant.logits_mask:
             raise ValueError(f"block_mask: expected a variant with a logits_mask, {self.variant.name} has none")
-        if any(re.search(r"\b[qk]v?_index\b", text) for text in self.variant.logits_mask):
+        if any(re.search(r"\b[qk]v?_index\b", text) for text in self.variant.texts("logits_mask")):
             raise ValueError(f"block_mask: the mask of {self.variant.name} is over q_index and kv_index, not positions")
         values = self._values(params, num_requests)
         length = 1 << (length - 1).bit_length()

@@ -47,7 +47,7 @@ def attention_spec(family: str, dtype: torch.dtype, head_dim: int, head_dim_v: i
             "name": variant.kernel_name,
             "params": params,
             "use_softmax": variant.use_softmax,
-            "mask_by_head": any("head" in text for text in variant.logits_mask),
+            "mask_by_head": any("head" in text for text in variant.texts("logits_mask")),
             **{hook: getattr(variant, hook) for hook in HOOKS},
         },
     )

@@ -17,7 +17,7 @@ Value = float | int | Tensor
 
 def ordered(
     declared: Sequence[Param],
-    captures: Mapping[str, Tensor],
+    captures: Mapping[str, Value],
     given: Mapping[str, Value] | None,
     sizes: Mapping[str, int],
 ) -> list[Value]:
@@ -51,19 +51,22 @@ def _checked(param: Param, value: Value, sizes: Mapping[str, int]) -> Value:
         return value
     tensor = check_tensor(label, value, dtype=param.dtype, ndim=len(param.shape), device=torch.device("cpu"))
     for dim, size in enumerate(param.shape):
-        wanted = sizes[size] if isinstance(size, str) else size
-        if wanted is not None and tensor.shape[dim] != wanted:
-            raise ValueError(f"{label}.shape={tuple(tensor.shape)}: expected {wanted} ({size}) in dimension {dim}")
+        wanted = sizes[size.removeprefix(">=")] if isinstance(size, str) else size
+        least = isinstance(size, str) and size.startswith(">=")
+        if wanted is not None and (tensor.shape[dim] < wanted if least else tensor.shape[dim] != wanted):
+            bound = f"at least {wanted}" if least else wanted
+            raise ValueError(f"{label}.shape={tuple(tensor.shape)}: expected {bound} ({size}) in dimension {dim}")
     return tensor
 
 
 def pack(declared: Sequence[Param], values: Sequence[Value]) -> ctypes.Array[ctypes.c_uint64]:
-    """The words of checked values: a number, or an address and its strides in elements."""
+    """The words of checked values: a number, or an address, its strides in elements and its sizes."""
     words: list[int] = []
     for param, value in zip(declared, values, strict=True):
         if isinstance(value, Tensor):
             words.append(value.data_ptr())
             words.extend(stride & 0xFFFFFFFFFFFFFFFF for stride in value.stride())
+            words.extend(value.shape)
         elif param.dtype == torch.float32:
             words.append(struct.unpack("<I", struct.pack("<f", value))[0])
         else:

@@ -7,7 +7,7 @@ C++ function in the dialect of csrc/common (`return ...;`), which compiles for e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -21,10 +21,24 @@ _CPP_TYPES = {
     torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
-_SYMBOLS = ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "num_requests")
+SYMBOLS = ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "num_requests")
+"""Sizes that a parameter's shape may name."""
 
-Hook = str | tuple[str, ...]
-"""The text of a hook; a composed variant holds several, in the order in which they act."""
+CPP_KEYWORDS = frozenset(
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const const_cast constexpr
+    continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto
+    if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+    register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
+    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+    """.split()  # noqa: SIM905  it reads as a list of words
+)
+"""What is no name in C++."""
+
+Hook = str | tuple[str, ...] | Callable[..., object]
+"""A hook as it is given: C++ text, or a Python function. A variant holds texts, in the order in which they act."""
+
+_IDENTITIES = ("return logits;", "return query[dim];", "return key[dim];", "return value[dim];", "return output[dim];")
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,9 @@ class Param:
         name: identifier.
         dtype: of a tensor float32, int32, int64, uint8 or bool; of a scalar float32 or int64.
         shape: () is a scalar; otherwise one entry per dimension: a size, one of num_qo_heads, num_kv_heads, head_dim,
-            head_dim_v, num_requests, or None for any size. Hooks read ``params.t[i]`` or ``params.t(i, j)``.
+            head_dim_v, num_requests; ">=" and one of these for at least as many; or None for any size. Hooks read
+            ``params.t[i]`` or ``params.t(i, j)``, which trust the index, or ``params.t.at(i, j)``, which takes negative
+            ones as torch does and reads NaN, 0 or false outside; ``params.t.size(dim)`` is a size.
     """
 
     name: str
@@ -43,14 +59,14 @@ class Param:
     shape: tuple[int | str | None, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.name):
-            raise ValueError(f"Param.name={self.name!r}: expected an identifier")
+        if not _IDENTIFIER.fullmatch(self.name) or self.name in CPP_KEYWORDS:
+            raise ValueError(f"Param.name={self.name!r}: expected an identifier that is no keyword of C++")
         allowed = (torch.float32, torch.int64) if self.scalar else tuple(_CPP_TYPES)
         if self.dtype not in allowed:
             raise ValueError(f"Param.dtype={self.dtype} of {self.name}: expected one of {allowed}")
         for size in self.shape:
-            if isinstance(size, str) and size not in _SYMBOLS:
-                raise ValueError(f"Param.shape={self.shape} of {self.name}: expected sizes, None or {_SYMBOLS}")
+            if isinstance(size, str) and size.removeprefix(">=") not in SYMBOLS:
+                raise ValueError(f"Param.shape={self.shape} of {self.name}: expected sizes, None or {SYMBOLS}")
 
     @property
     def scalar(self) -> bool:
@@ -59,8 +75,8 @@ class Param:
 
     @property
     def words(self) -> int:
-        """64-bit words it takes on its way to a kernel: the value, or the address and the strides."""
-        return 1 + len(self.shape)
+        """64-bit words it takes on its way to a kernel: the value, or the address, the strides and the sizes."""
+        return 1 + 2 * len(self.shape)
 
     @property
     def cpp_type(self) -> str:
@@ -80,9 +96,13 @@ class Param:
 class Variant:
     """An attention variant. Compose variants with ``&``; hooks then act left to right, masks and bands intersect.
 
-    Names in every hook: ``params``, and the ints ``request``, ``q_pos``, ``kv_pos`` (logical positions), ``q_head``,
-    ``kv_head``, ``q_index``, ``kv_index`` (query and slot counted inside the request). Functions: exp, exp2, log,
-    log2, tanh, sigmoid, sqrt, sin, cos, pow, abs, min, max, floor, where, packed_bit.
+    A hook is C++ text (``return ...;``) or a Python function, which is called once on stand-ins and translated
+    (core/trace). A function takes what it needs by the names below; logits_transform and logits_mask also take
+    FlexAttention's ``(score, b, h, q_idx, kv_idx)`` and ``(b, h, q_idx, kv_idx)`` by position.
+
+    Names in every hook: ``params``, and the ints ``request``, ``q_pos``, ``kv_pos`` (logical positions, below 2**30),
+    ``q_head``, ``kv_head``, ``q_index``, ``kv_index`` (query and slot counted inside the request), ``head_dim``,
+    ``head_dim_v``. Functions: those of csrc/common/math.h, which has exp, log, tanh, sigmoid, min, max, where and more.
 
     Attributes:
         name: identifier; names of kernels with hooks contain it.
@@ -98,7 +118,8 @@ class Variant:
             read; logits_mask must hide it.
         mask_free: likewise the range that logits_mask leaves to every query of the tile: it is not evaluated inside.
         use_softmax: False: the transformed logits are the weights and nothing is normalised.
-        captures: values of parameters that need not be given to run(), as the tensors that a traced function captured.
+        captures: values of parameters that need not be given to run(): what a catalogue entry was made with, and the
+            tensors that a Python function captured (those of another type than Param.dtype as float32 copies).
         left, right: a query at position p sees keys at positions p - left to p + right; None: unlimited. They are not
             compiled in: variants that differ in them alone share a kernel.
     """
@@ -117,16 +138,21 @@ class Variant:
     use_softmax: bool = True
     left: int | None = None
     right: int | None = None
-    captures: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    captures: Mapping[str, Tensor | float | int] = field(default_factory=dict, compare=False, repr=False)
     kernel_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not _IDENTIFIER.fullmatch(self.name):
             raise ValueError(f"Variant.name={self.name!r}: expected an identifier")
         for hook in HOOKS:
-            text = getattr(self, hook)
-            if isinstance(text, str):
-                object.__setattr__(self, hook, (text,))
+            given = getattr(self, hook)
+            if callable(given):
+                self._translate(hook, given)
+            elif isinstance(given, str):
+                placed = given if given.lstrip().startswith("#line") else f'#line 1 "{self.name}.{hook}"\n{given}'
+                object.__setattr__(self, hook, () if _is_identity(hook, given) else (placed,))
+            elif not isinstance(given, tuple) or not all(isinstance(text, str) for text in given):
+                raise TypeError(f"Variant.{hook}={given!r} of {self.name}: expected C++ text or a Python function")
         for bound in ("left", "right"):
             value = getattr(self, bound)
             if value is not None and (not isinstance(value, int) or value < 0):
@@ -137,48 +163,34 @@ class Variant:
         unknown = [name for name in self.captures if name not in names]
         if unknown:
             raise ValueError(f"Variant.captures={unknown} of {self.name}: expected names of params, {names}")
-        if len(self.sink) > 1:
-            raise ValueError(f"Variant.sink of {self.name}: expected one sink, got {len(self.sink)}")
+        if len(self.texts("sink")) > 1:
+            raise ValueError(f"Variant.sink of {self.name}: expected one sink, got {len(self.texts('sink'))}")
         if self.sink and not self.use_softmax:
             raise ValueError(f"Variant.sink of {self.name}: a sink joins the softmax's sum, and use_softmax is False")
         if not self.kernel_names and (self.params or not self.use_softmax or any(getattr(self, h) for h in HOOKS)):
             object.__setattr__(self, "kernel_names", (self.name,))
 
+    def _translate(self, hook: str, function: Callable[..., object]) -> None:
+        """Replace a function by its C++, and declare the tensors that it captures."""
+        # Imported late: a program whose hooks are all C++ needs no tracer.
+        from attnloom.core.trace.tracer import trace
+
+        traced = trace(hook, function, self.params)
+        object.__setattr__(self, hook, () if traced.text is None else (traced.text,))
+        object.__setattr__(self, "params", (*self.params, *traced.params))
+        object.__setattr__(self, "captures", {**self.captures, **traced.captures})
+
     def __and__(self, other: Variant) -> Variant:
         if not isinstance(other, Variant):
             return NotImplemented
-        params = {param.name: param for param in self.params}
-        for param in other.params:
-            first = params.setdefault(param.name, param)
-            if first != param:
-                raise ValueError(
-                    f"{self.name} & {other.name}: parameter {param.name!r} is declared as {first} and {param}"
-                )
-        for variant in (self, other):
-            rest = other if variant is self else self
-            if variant.sink and not rest.use_softmax:
-                raise ValueError(
-                    f"{self.name} & {other.name}: the sink of {variant.name} joins the softmax's sum, "
-                    f"and {rest.name} uses none"
-                )
-        for capture in self.captures.keys() & other.captures.keys():
-            if self.captures[capture] is not other.captures[capture]:
-                raise ValueError(f"{self.name} & {other.name}: parameter {capture!r} is captured as two tensors")
-        if self.sink and other.sink:
-            raise ValueError(f"{self.name} & {other.name}: both have a sink, expected one")
-        hooks = {hook: getattr(self, hook) + getattr(other, hook) for hook in HOOKS}
-        if any(variant.logits_mask and not variant.mask_free for variant in (self, other)):
-            hooks["mask_free"] = ()  # one of the masks may hide any key
-        return Variant(
-            name=f"{self.name}_{other.name}"[:64],
-            params=tuple(params.values()),
-            use_softmax=self.use_softmax and other.use_softmax,
-            left=_narrower(self.left, other.left),
-            right=_narrower(self.right, other.right),
-            captures={**self.captures, **other.captures},
-            kernel_names=self.kernel_names + other.kernel_names,
-            **hooks,
-        )
+        from attnloom.core.compose import compose
+
+        return compose(self, other)
+
+    def texts(self, hook: str) -> tuple[str, ...]:
+        """The C++ of a hook, in the order in which it acts."""
+        texts: tuple[str, ...] = getattr(self, hook)
+        return texts
 
     @property
     def kernel_name(self) -> str:
@@ -189,6 +201,5 @@ class Variant:
 HOOKS = tuple(f.name for f in fields(Variant) if f.type == "Hook")
 
 
-def _narrower(a: int | None, b: int | None) -> int | None:
-    bounds = [bound for bound in (a, b) if bound is not None]
-    return min(bounds) if bounds else None
+def _is_identity(hook: str, text: str) -> bool:
+    return text.strip() == "return true;" if hook == "logits_mask" else text.strip() in _IDENTITIES

@@ -1,11 +1,12 @@
 // The dialect of hooks: how declared parameters reach a hook's text.
 //
-// A parameter travels as 64-bit words: a float or int64 scalar is one word, a tensor its address and then one
-// stride (in elements) per dimension.
+// A parameter travels as 64-bit words: a float or int64 scalar is one word, a tensor its address, then one stride (in
+// elements) per dimension, then one size per dimension.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "common/macros.h"
 #include "common/math.h"
@@ -20,15 +21,24 @@ ATTNLOOM_HD float float_param(const uint64_t* words) {
 }
 ATTNLOOM_HD int64_t int_param(const uint64_t* words) { return static_cast<int64_t>(words[0]); }
 
-// `t[i]` for one dimension, `t(i, j, ...)` for any number.
+// `t[i]` for one dimension, `t(i, j, ...)` for any number; the index is trusted. `t.at(i, j, ...)` indexes as torch
+// does: negative from the end; outside it reads NaN, 0 or false, as a kernel has no way to raise an error.
 template <typename T, int kDims>
 struct TensorParam {
   const T* data;
   int64_t strides[kDims];
+  int32_t sizes[kDims];
 
   ATTNLOOM_HD explicit TensorParam(const uint64_t* words) : data(reinterpret_cast<const T*>(words[0])) {
-    for (int dim = 0; dim < kDims; ++dim) strides[dim] = static_cast<int64_t>(words[1 + dim]);
+    for (int dim = 0; dim < kDims; ++dim) {
+      strides[dim] = static_cast<int64_t>(words[1 + dim]);
+      const uint64_t size = words[1 + kDims + dim];
+      sizes[dim] = size < INT32_MAX ? static_cast<int32_t>(size) : INT32_MAX;
+      if (size == 0) data = reinterpret_cast<const T*>(words);  // `at` reads, and drops, something that is there
+    }
   }
+  ATTNLOOM_HD int32_t size(int dim) const { return sizes[dim]; }
+
   template <typename... Index>
   ATTNLOOM_HD T operator()(Index... index) const {
     static_assert(sizeof...(index) == kDims, "a tensor parameter takes one index per dimension");
@@ -41,7 +51,36 @@ struct TensorParam {
     static_assert(kDims == 1, "t[i] is for one dimension; write t(i, j) for more");
     return data[index * strides[0]];
   }
+  template <typename... Index>
+  ATTNLOOM_HD T at(Index... index) const {
+    static_assert(sizeof...(index) == kDims, "a tensor parameter takes one index per dimension");
+    bool inside = true;
+    int dim = 0;
+    int64_t offset = 0;
+    ((offset += reachable(index, sizes[dim], &inside) * strides[dim], ++dim), ...);
+    const T value = data[offset];
+    return inside ? value : outside();
+  }
+
+ private:
+  // The index as one that may be read; `inside` says whether it is the one that was meant.
+  template <typename Index>
+  ATTNLOOM_HD static int64_t reachable(Index index, int32_t size, bool* inside) {
+    const Index wrapped = index < 0 ? index + size : index;
+    const bool fits = (wrapped >= 0) & (wrapped < size);
+    *inside = *inside & fits;
+    return fits ? wrapped : 0;
+  }
+  ATTNLOOM_HD static T outside() {
+    return std::numeric_limits<T>::has_quiet_NaN ? std::numeric_limits<T>::quiet_NaN() : T(0);
+  }
 };
+
+// An index of a row of `size` elements that may be read: negative ones count from the end, others stop at the ends.
+ATTNLOOM_HD int inside(int64_t index, int size) {
+  const int64_t wrapped = index < 0 ? index + size : index;
+  return static_cast<int>(wrapped < 0 ? 0 : (wrapped < size ? wrapped : size - 1));
+}
 
 // A vector whose elements are computed when asked for: what the next of two composed vector hooks sees.
 template <typename Element>

@@ -1,0 +1,1 @@
+"""Hooks written as Python functions, translated to the C++ dialect."""
