@@ -127,11 +127,11 @@ def table(rows: Sequence[Row]) -> str:
     peers = list(dict.fromkeys(name for row in rows for name in row.peers))
     lines = [["row", "ours", *peers, "ratio", "target", ""]]
     for row in rows:
-        theirs = [f"{row.peers[name]:,.1f}" if name in row.peers else "" for name in peers]
+        decimals = 3 if row.unit == "x" else 0 if row.unit in ("bytes", "modules") else 1
+        theirs = [f"{row.peers[name]:,.{decimals}f}" if name in row.peers else "" for name in peers]
         verdict = {None: "", True: "met", False: "MISSED"}[row.met]
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
-        ours = f"{row.ours:,.3f}" if row.unit == "x" else f"{row.ours:,.1f}"
-        lines.append([row.row, f"{ours} {row.unit}", *theirs, ratio, str(row.target or ""), verdict])
+        lines.append([row.row, f"{row.ours:,.{decimals}f} {row.unit}", *theirs, ratio, str(row.target or ""), verdict])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
