@@ -25,7 +25,8 @@ import json, sys, time
 begin, cpu_begin = time.perf_counter(), time.process_time()
 {body}
 took, cpu = (time.perf_counter() - begin) * 1e3, (time.process_time() - cpu_begin) * 1e3
-print(json.dumps({{"ms": took, "cpu_ms": cpu, "torch": sum(name.partition(".")[0] == "torch" for name in sys.modules)}}))
+modules = sum(name.partition(".")[0] == "torch" for name in sys.modules)
+print(json.dumps({{"ms": took, "cpu_ms": cpu, "torch": modules}}))
 """
 
 
