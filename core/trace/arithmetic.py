@@ -80,9 +80,11 @@ def _divided(g: Graph, input: Operand, other: Operand, function: str) -> Node:
     a, b, dtype = _dividends(g, input, other)
     size = max(abs(a.low), abs(a.high))
     low, high = -size, size
-    if b.low > 0:
+    if b.low > 0 or b.high < 0:
         corners = [x // y for x in (a.low, a.high) for y in (b.low, b.high)]
-        low, high = min(corners), max(corners) + (function == "trunc_div" and a.low < 0)
+        low, high = min(corners), max(corners) + (function == "trunc_div")
+    if b.constant == 1:
+        return as_type(g, a, dtype)
     divisor = 0 if b.constant is None else int(b.constant)
     if function == "floor_div" and _is_power_of_two(divisor):
         return integers(g, f"{{0}} >> {divisor.bit_length() - 1}", (a,), dtype, low, high)

@@ -85,10 +85,13 @@ def truths(g: Graph, *operands: Operand) -> tuple[Node, ...]:
     return tuple(as_type(g, operand, torch.bool) for operand in operands)
 
 
+_WIDENED = "int64_t({0})"
+
+
 def _widened(g: Graph, node: Node) -> Node:
-    if node.wide or not node.is_int:
+    if node.wide or not node.is_int or node.text == _WIDENED:
         return node
-    return g.operation("int64_t({0})", (node,), node.dtype, node.low, node.high, inline=True)
+    return g.operation(_WIDENED, (node,), node.dtype, node.low, node.high, inline=True)
 
 
 def _number(g: Graph, number: bool | int | float, dtype: torch.dtype) -> Node:
