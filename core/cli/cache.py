@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from attnloom.core.cli.text import ago, count, parse_duration, parse_size, size
@@ -39,8 +40,13 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
                 f"{entry.name}-{entry.key}", size(entry.size), ago(entry.used), ago(entry.built), entry.arch, state
             )
         console.print(table)
+        for entry in found:
+            if entry.state in ("damaged", "refused"):
+                console.print(escape(entry.reason), highlight=False, soft_wrap=True)
     console.print(
-        f"{count(len(found), 'module')}, {size(sum(entry.size for entry in found))}, in {cache.root}", highlight=False
+        f"{count(len(found), 'module')}, {size(sum(entry.size for entry in found))}, in {cache.root}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
