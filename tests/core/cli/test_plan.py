@@ -13,7 +13,8 @@ import torch
 
 from attnloom.core.cli.balance import balance
 from attnloom.core.cli.lengths import Lengths, given, trace
-from attnloom.core.cli.picture import palette, pattern
+from attnloom.core.cli.pattern import pattern
+from attnloom.core.cli.picture import palette
 from attnloom.core.cli.plan import _plan
 from attnloom.core.plan import Plan
 from attnloom.core.tiles import CPU
