@@ -109,6 +109,25 @@ def alibi() -> Any:
     return BloomForCausalLM(config)
 
 
+def sinks() -> Any:
+    """GPT-OSS: attention sinks, sliding-window and full layers in turn, 8 query heads on 2 KV heads of 64."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        **COMMON,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=24,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    return GptOssForCausalLM(config)
+
+
 def encoder() -> Any:
     """ModernBERT: encoder-only, bidirectional, with symmetric windows on two layers of three, 4 heads of 64."""
     from transformers import ModernBertConfig, ModernBertModel
@@ -164,7 +183,7 @@ def latent() -> Any:
     return DeepseekV2ForCausalLM(config)
 
 
-MAKERS = (windows, group7, head128, alibi, encoder, head32, latent)
+MAKERS = (windows, group7, head128, alibi, sinks, encoder, head32, latent)
 MODELS: dict[str, Callable[[], Any]] = {make.__name__: make for make in MAKERS}
 
 
@@ -179,6 +198,9 @@ def draw_weights(model: Any) -> None:
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+        for name, parameter in model.named_parameters():
+            if name.endswith(".sinks"):
+                parameter.normal_()
         embedding = model.get_input_embeddings().weight
         embedding.normal_(std=0.02 if model.config.tie_word_embeddings else 1.0)
 

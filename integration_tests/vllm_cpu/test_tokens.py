@@ -75,13 +75,13 @@ def test_smollm2_with_chunked_prefill_and_prefix_cache_hits(tmp_path: Path) -> N
     assert results[0]["CUSTOM"]["cached_tokens"] == results[0]["CPU_ATTN"]["cached_tokens"]
 
 
-def test_windows_soft_cap_and_alibi(tmp_path: Path) -> None:
-    """Sliding-window and full layers in one model under a soft cap, then ALiBi.
+def test_windows_soft_cap_sinks_and_alibi(tmp_path: Path) -> None:
+    """Sliding-window and full layers in one model, under a soft cap, with sinks; then ALiBi.
 
     Without vLLM's hybrid cache manager the windowed and the full layers share a group: one plan for each window.
     """
     one_group = tiny_case("windows", disable_hybrid_kv_cache_manager=True)
-    check_tokens(run_cases(tiny_case("windows"), one_group, tiny_case("alibi"), folder=tmp_path))
+    check_tokens(run_cases(tiny_case("windows"), one_group, tiny_case("sinks"), tiny_case("alibi"), folder=tmp_path))
 
 
 def test_group_of_seven(tmp_path: Path) -> None:
