@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from attnloom.core.arena import arena
 from tests.core import kernels
 from tests.core.problem import make_problem
 from tests.core.running import check, run
@@ -39,6 +40,15 @@ def test_repeated_runs_are_bitwise_equal(num_workers: int) -> None:
     for _ in range(25):
         again, lse = run(engine, problem, num_workers=num_workers)
         assert torch.equal(first, again) and torch.equal(first_lse, lse)
+
+
+def test_arrival_counters_reset_themselves() -> None:
+    """A split item counts its pieces; the last one in leaves the counter at zero for the next launch."""
+    problem = make_problem([1, 40, 1, 2], [777, 90, 64, 500], num_qo_heads=6, num_kv_heads=3)
+    engine = kernels.plain_engine(F32, 6, 3, None, 0)
+    for num_workers in (2, 7, 132):
+        run(engine, problem, num_workers=num_workers)
+        assert arena.arrivals.shape[0] >= num_workers and (arena.arrivals == 0).all()
 
 
 def test_the_number_of_threads_does_not_change_a_bit() -> None:

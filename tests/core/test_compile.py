@@ -98,27 +98,24 @@ def test_opcheck() -> None:
     engine = kernels.plain_engine(F32, 4, 2, None, 0)
     plan = engine.plan(problem.qo_indptr, problem.layout, num_workers=3)
     layout, total_q = problem.layout, problem.total_q
-    args = (
-        problem.q[:total_q].clone(),
-        torch.nan_to_num(problem.k_cache, 0.0, 0.0, 0.0),
-        torch.nan_to_num(problem.v_cache, 0.0, 0.0, 0.0),
-        torch.zeros(total_q, 4, 64),
-        torch.zeros(total_q, 4),
-        plan.buffer,
-        layout.starts,
-        layout.lengths,
-        layout.indices,
-        None,
-        layout.block_size,
-        [],
-        [],
-        engine.handle,
-        0.125,
-        1.0,
-        1.0,
-        False,
-    )
-    torch.library.opcheck(torch.ops.attnloom.attention.default, args)
+    tensors = {
+        "q": problem.q[:total_q].clone(),
+        "k_cache": torch.nan_to_num(problem.k_cache, 0.0, 0.0, 0.0),
+        "v_cache": torch.nan_to_num(problem.v_cache, 0.0, 0.0, 0.0),
+        "out": torch.zeros(total_q, 4, 64),
+        "lse": torch.zeros(total_q, 4),
+        "plan": plan.buffer,
+        "starts": layout.starts,
+        "lengths": layout.lengths,
+        "indices": layout.indices,
+        "positions": None,
+        "block_kinds": None,
+        "hook_tensors": [],
+    }
+    numbers = {"block_size": layout.block_size, "hook_scalars": [], "engine": engine.handle}
+    scales = {"sm_scale": 0.125, "k_scale": 1.0, "v_scale": 1.0}
+    operator = torch.ops.attnloom.attention.default
+    torch.library.opcheck(operator, (), {**tensors, **numbers, **scales, "unfinished": False})
 
 
 def test_the_operator_writes_only_rows_of_the_batch() -> None:
