@@ -148,7 +148,7 @@ def measure(case: Case, threads: int, seconds: float) -> Row:
     times: dict[str, list[float]] = {name: [] for name in sides}
     cpu_times: dict[str, list[float]] = {name: [] for name in sides}
     stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop or len(times["ours"]) < 5:
+    while time.perf_counter() < stop or len(times["ours"]) < 9:
         for name, step in sides.items():
             begin, cpu_begin = time.perf_counter(), time.process_time()
             step()
