@@ -161,6 +161,7 @@ class PlanHeader(_Struct):
         ("num_requests", c_int32),
         ("num_tiles", c_int32),
         ("num_workers", c_int32),
+        ("lockstep", c_int32),
         ("num_qo_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("tile_q_short", c_int32),

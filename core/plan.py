@@ -56,6 +56,8 @@ class Plan:
         num_requests: rows of the layout.
         num_tiles: query tiles.
         num_workers: workers; on a CPU they are shared by torch's threads.
+        lockstep: neighbouring workers that run the same stretch, each on another kv head of a group of as many; arrays
+            "per stretch" have ``num_workers // lockstep`` entries.
         total_q: query tokens.
         costs: the cost model it was balanced with.
         buffer: int32, a header and the arrays below (csrc/planner/plan.h).
@@ -67,6 +69,7 @@ class Plan:
     num_requests: int
     num_tiles: int
     num_workers: int
+    lockstep: int
     total_q: int
     tile_capacity: int
     costs: Costs
@@ -77,9 +80,9 @@ class Plan:
     checked_blocks: set[int] = field(default_factory=set, repr=False)
 
     def _array(self, index: int) -> Tensor:
-        tiles, workers = self.tile_capacity, self.num_workers
-        rooms = [self.num_requests + 1, tiles, tiles, tiles, tiles, *[workers + 1] * 3, workers, workers]
-        used = [self.num_requests + 1, *[self.num_tiles] * 4, *[workers + 1] * 3, workers, workers]
+        tiles, stretches = self.tile_capacity, self.num_workers // self.lockstep
+        rooms = [self.num_requests + 1, tiles, tiles, tiles, tiles, *[stretches + 1] * 3, stretches, stretches]
+        used = [self.num_requests + 1, *[self.num_tiles] * 4, *[stretches + 1] * 3, stretches, stretches]
         start = PLAN_HEADER_WORDS + sum(rooms[:index])
         return self.buffer[start : start + used[index]]
 
@@ -110,56 +113,58 @@ class Plan:
 
     @property
     def worker_tile(self) -> Tensor:
-        """int32 ``[num_workers + 1]``: query tile at which a worker begins."""
+        """int32 ``[stretches + 1]``: query tile at which a stretch begins."""
         return self._array(5)
 
     @property
     def worker_head(self) -> Tensor:
-        """int32 ``[num_workers + 1]``: kv head at which it begins."""
+        """int32 ``[stretches + 1]``: kv head (with lockstep: group of kv heads) at which it begins."""
         return self._array(6)
 
     @property
     def worker_kv(self) -> Tensor:
-        """int32 ``[num_workers + 1]``: KV tile, inside the item, at which it begins."""
+        """int32 ``[stretches + 1]``: KV tile, inside the item, at which it begins."""
         return self._array(7)
 
     @property
     def split_begin(self) -> Tensor:
-        """int32 ``[num_workers]``: the worker that opened the item inside which a worker begins, or -1."""
+        """int32 ``[stretches]``: the stretch that opened the item inside which a stretch begins, or -1."""
         return self._array(8)
 
     @property
     def split_end(self) -> Tensor:
-        """int32 ``[num_workers]``: the last worker of the item that a worker opens and leaves open, or -1."""
+        """int32 ``[stretches]``: the last stretch of the item that a stretch opens and leaves open, or -1."""
         return self._array(9)
 
     @property
     def num_splits(self) -> int:
         """Items that more than one worker computes."""
-        return int((self.split_end >= 0).sum())
+        return int((self.split_end >= 0).sum()) * self.lockstep
 
     def pieces(self) -> list[Piece]:
         """Every piece of every worker, in order. Enumerates items: for people and tests, not for a step."""
         kv_tiles = self.tile_kv_tiles.tolist()
         starts = list(zip(self.worker_tile.tolist(), self.worker_head.tolist(), self.worker_kv.tolist(), strict=True))
+        heads = self.key.num_kv_heads // self.lockstep
         found = []
         for worker in range(self.num_workers):
-            (tile, head, kv), stop = starts[worker], starts[worker + 1]
+            stretch, lane = divmod(worker, self.lockstep)
+            (tile, head, kv), stop = starts[stretch], starts[stretch + 1]
             while (tile, head, kv) < stop:
                 last = (tile, head) == stop[:2]
-                found.append(Piece(worker, tile, head, kv, stop[2] if last else kv_tiles[tile]))
+                found.append(Piece(worker, tile, head * self.lockstep + lane, kv, stop[2] if last else kv_tiles[tile]))
                 if last:
                     break
-                tile, head, kv = (tile, head + 1, 0) if head + 1 < self.key.num_kv_heads else (tile + 1, 0, 0)
+                tile, head, kv = (tile, head + 1, 0) if head + 1 < heads else (tile + 1, 0, 0)
         return found
 
     def _before(self, per_tile: Tensor, inside: Tensor) -> Tensor:
-        """Sums of ``per_tile`` (per kv head) over the line of items, from each worker's start to the next one's."""
-        heads = self.key.num_kv_heads
+        """Sums of ``per_tile`` (per kv head) over the line of items, from each worker's start to its stop."""
+        heads = self.key.num_kv_heads // self.lockstep
         prefix = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(per_tile.to(torch.int64) * heads, 0)])
         each = torch.cat([per_tile.to(torch.int64), torch.zeros(1, dtype=torch.int64)])
         tile = self.worker_tile.to(torch.int64)
-        return (prefix[tile] + self.worker_head * each[tile] + inside).diff()
+        return (prefix[tile] + self.worker_head * each[tile] + inside).diff().repeat_interleave(self.lockstep)
 
     def worker_tiles(self) -> Tensor:
         """int64 ``[num_workers]``: KV tiles that a worker executes, summed over its items."""
@@ -182,7 +187,8 @@ class Plan:
             array.tolist() for array in (self.worker_tile, self.worker_head, self.worker_kv, self.split_end)
         )
         for worker, load in enumerate(loads.tolist()):
-            start = f"({tile[worker]}, {head[worker]}, {kv[worker]})"
-            split = f"split  {end[worker]}" if end[worker] >= 0 else ""
+            stretch, lane = divmod(worker, self.lockstep)
+            start = f"({tile[stretch]}, {head[stretch] * self.lockstep + lane}, {kv[stretch]})"
+            split = f"split  {end[stretch] * self.lockstep + lane}" if end[stretch] >= 0 else ""
             lines.append(f"{worker:6d} {load:10d}  {start:24s}  {split}".rstrip())
         return "\n".join(lines)

@@ -36,6 +36,7 @@ def plan_scan(
     key: PlanKey,
     *,
     num_workers: int,
+    lockstep: int = 1,
     costs: Costs,
     layout: BlockSparseLayout | None = None,
     ranges: DeclaredRange | None = None,
@@ -51,6 +52,8 @@ def plan_scan(
         kv_lens: int32 ``[num_requests]`` on the host, KV tokens; may be upper bounds of the true lengths.
         key: heads, tiles, band and device.
         num_workers: workers to balance over, at least 1.
+        lockstep: workers that run the same stretch on neighbouring kv heads, a divisor of num_workers and of the kv
+            heads: they read the same pages at the same time.
         costs: of an item.
         ranges: the variant's visible range; None: the band alone.
         block_mask: KV tiles that need not be computed.
@@ -72,17 +75,22 @@ def plan_scan(
     if int(qo_indptr[0]) != 0:
         raise ValueError(f"qo_indptr[0]={int(qo_indptr[0])}: expected 0")
     check_positive("num_workers", num_workers)
+    if lockstep < 1 or num_workers % lockstep or key.num_kv_heads % lockstep:
+        raise ValueError(
+            f"lockstep={lockstep}: expected a divisor of num_workers={num_workers} and num_kv_heads={key.num_kv_heads}"
+        )
     trimmed = layout is None or layout.positions is None
     if block_mask is not None:
         _check_block_mask(block_mask, key, kv_lens, trimmed)
     group = key.num_qo_heads // key.num_kv_heads
     capacity = num_requests + max(total_q, 0) * group // key.tile_q
-    words = PLAN_HEADER_WORDS + num_requests + 1 + 4 * capacity + 5 * num_workers + 3
+    words = PLAN_HEADER_WORDS + num_requests + 1 + 4 * capacity + 5 * (num_workers // lockstep) + 3
     buffer = torch.empty(words, dtype=torch.int32)
     header = PlanHeader(
         num_requests,
         0,
         num_workers,
+        lockstep,
         key.num_qo_heads,
         key.num_kv_heads,
         key.tile_q_short,
@@ -107,7 +115,9 @@ def plan_scan(
     num_tiles = host_module().attnloom_plan_scan(ctypes.byref(params), ctypes.byref(header))
     if num_tiles < 0:
         _raise_bad_lengths(-1 - num_tiles, qo_indptr, kv_lens)
-    return Plan(key, num_requests, num_tiles, num_workers, total_q, capacity, costs, buffer, layout, block_mask)
+    return Plan(
+        key, num_requests, num_tiles, num_workers, lockstep, total_q, capacity, costs, buffer, layout, block_mask
+    )
 
 
 _HOST = torch.device("cpu")

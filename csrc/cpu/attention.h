@@ -10,9 +10,9 @@
 #include "common/band.h"
 #include "common/hooks.h"
 #include "common/params.h"
+#include "common/request.h"
 #include "cpu/epilogue.h"
 #include "cpu/products.h"
-#include "common/request.h"
 #include "cpu/scratch.h"
 #include "cpu/softmax.h"
 #include "cpu/state.h"
@@ -49,8 +49,9 @@ class Worker {
   }
 
   void run(int32_t worker) {
-    Coordinate at = plan_.start(worker);
-    const Coordinate stop = plan_.start(worker + 1);
+    const int32_t stretch = worker / header_.lockstep;
+    Coordinate at = plan_.start(stretch);
+    const Coordinate stop = plan_.start(stretch + 1);
     while (at < stop) {
       const Piece piece = plan_.piece_at(at, stop);
       run_piece(worker, piece);
@@ -62,6 +63,7 @@ class Worker {
   static constexpr int kMaxDim = kDim > kDimV ? kDim : kDimV;
 
   void run_piece(int32_t worker, const Piece& piece) {
+    const int32_t kv_head = plan_.kv_head(worker, piece.head);
     const Request request(p_.layout, plan_.qo_indptr(), plan_.tile_request()[piece.tile]);
     const int32_t row = plan_.tile_row()[piece.tile];
     const int32_t rows = plan_.tile_rows()[piece.tile];
@@ -70,7 +72,7 @@ class Worker {
     const Visible visible = visible_to_tile(queries);
     const Range tiles = kv_tiles_of(visible.any, kTileKv);
 
-    load_queries(request, piece.head, row, rows);
+    load_queries(request, kv_head, row, rows);
     for (int32_t i = 0; i < rows; ++i) states_[i] = {-kInfinity, 0.0f};
     for (int32_t i = 0; i < rows * kDimV; ++i) out_[i] = 0.0f;
     if (p_.block_mask.kinds == nullptr) {
@@ -78,14 +80,14 @@ class Worker {
       const int32_t end =
           piece.closes ? tiles.end : static_cast<int32_t>(min_of(tiles.begin + piece.kv_end, tiles.end));
       for (int32_t tile = begin; tile < end; ++tile) {
-        run_tile(request, piece.head, row, rows, tile, visible, kPartialTile);
+        run_tile(request, kv_head, row, rows, tile, visible, kPartialTile);
       }
     } else {
       int32_t nth = 0;  // among the tiles that the mask does not hide
       for (int32_t tile = tiles.begin; tile < tiles.end && (piece.closes || nth < piece.kv_end); ++tile) {
         const TileKind kind = tile_kind(p_.block_mask, queries, kTileKv, tile);
         if (kind == kHiddenTile) continue;
-        if (nth >= piece.kv_begin) run_tile(request, piece.head, row, rows, tile, visible, kind);
+        if (nth >= piece.kv_begin) run_tile(request, kv_head, row, rows, tile, visible, kind);
         ++nth;
       }
     }
@@ -93,12 +95,12 @@ class Worker {
     if (piece.opens && piece.closes) {
       for (int32_t i = 0; i < rows; ++i) {
         const float lse = normalise(i);
-        write(request, piece.head, row + i, out_ + i * kDimV, lse);
+        write(request, kv_head, row + i, out_ + i * kDimV, lse);
       }
       return;
     }
     leave_partial(worker, piece, rows);
-    merge_if_last(worker, piece, request, row, rows);
+    merge_if_last(worker, piece, kv_head, request, row, rows);
   }
 
   struct Visible {
@@ -366,27 +368,27 @@ class Worker {
     }
   }
 
-  bool has_piece(int32_t worker) const { return plan_.start(worker) < plan_.start(worker + 1); }
-
-  void merge_if_last(int32_t worker, const Piece& piece, const Request& request, int32_t row, int32_t rows) {
-    const int32_t opener = piece.opens ? worker : plan_.split_begin()[worker];
+  void merge_if_last(int32_t worker, const Piece& piece, int32_t kv_head, const Request& request, int32_t row,
+                     int32_t rows) {
+    const int32_t stretch = worker / header_.lockstep;
+    const int32_t opener = piece.opens ? stretch : plan_.split_begin()[stretch];
     const int32_t count = plan_.split_end()[opener] - opener + 1;
     int32_t pieces = 0;
-    for (int32_t i = 0; i < count; ++i) pieces += has_piece(opener + i);
-    std::atomic<int32_t>& arrivals = reinterpret_cast<std::atomic<int32_t>&>(p_.arrivals[opener]);
+    for (int32_t i = 0; i < count; ++i) pieces += plan_.has_work(opener + i);
+    std::atomic<int32_t>& arrivals = reinterpret_cast<std::atomic<int32_t>&>(p_.arrivals[plan_.peer(worker, opener)]);
     if (arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 < pieces) return;
     arrivals.store(0, std::memory_order_relaxed);  // ready for the next run
 
     for (int32_t i = 0; i < rows; ++i) {
-      const auto value_of = [this, opener, i](int64_t nth) -> const float* {
-        const int32_t other = opener + static_cast<int32_t>(nth);
-        return has_piece(other) ? partial_values(partial_slot(other, nth == 0)) + i * kDimV : nullptr;
+      const auto slot_of = [this, worker, opener](int64_t nth) {
+        return partial_slot(plan_.peer(worker, opener + static_cast<int32_t>(nth)), nth == 0);
       };
-      const auto lse_of = [this, opener, i](int64_t nth) {
-        return partial_lses(partial_slot(opener + static_cast<int32_t>(nth), nth == 0))[i];
+      const auto value_of = [this, opener, i, &slot_of](int64_t nth) -> const float* {
+        return plan_.has_work(opener + static_cast<int32_t>(nth)) ? partial_values(slot_of(nth)) + i * kDimV : nullptr;
       };
+      const auto lse_of = [this, i, &slot_of](int64_t nth) { return partial_lses(slot_of(nth))[i]; };
       const float lse = merge_row<Variant::kSoftmax>(count, value_of, lse_of, kDimV, line_);
-      write(request, piece.head, row + i, line_, lse);
+      write(request, kv_head, row + i, line_, lse);
     }
   }
 

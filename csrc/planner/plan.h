@@ -3,6 +3,10 @@
 //
 // An item is (query tile, kv head); the items of a step lie in one line: by tile, then by kv head, then by kv
 // tile inside the item. Worker w runs the contiguous stretch from start(w) to start(w + 1).
+//
+// With lockstep L > 1, L neighbouring workers run the same stretch, each on another kv head of a group of L: they read
+// the same pages at the same time, and heads of a token that lie side by side come from one row of DRAM. The line
+// then holds groups of heads, and everything per worker below is per stretch.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +20,7 @@ struct PlanHeader {
   int32_t num_requests;
   int32_t num_tiles;
   int32_t num_workers;
+  int32_t lockstep;  // divides num_workers and num_kv_heads
   int32_t num_qo_heads;
   int32_t num_kv_heads;
   int32_t tile_q_short;  // query tile, in folded rows, of requests that fit into one such tile
@@ -27,10 +32,10 @@ struct PlanHeader {
 };
 constexpr int32_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int32_t);
 
-// Where a worker begins: kv tile `kv` (counted from the first visible tile) of item (tile, head).
+// Where a stretch begins: kv tile `kv` (counted from the first visible tile) of item (tile, head).
 struct Coordinate {
   int32_t tile;
-  int32_t head;
+  int32_t head;  // of the line: a group of `lockstep` kv heads
   int32_t kv;
 };
 
@@ -42,7 +47,7 @@ ATTNLOOM_HD bool operator<(Coordinate a, Coordinate b) {
   return a.kv < b.kv;
 }
 
-// A contiguous stretch of one item, run by one worker.
+// A contiguous part of one item, run by one worker.
 struct Piece {
   int32_t tile;
   int32_t head;
@@ -57,22 +62,33 @@ struct PlanView {
   Word* buffer;
 
   ATTNLOOM_HD const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(buffer); }
+  ATTNLOOM_HD int32_t num_stretches() const { return header().num_workers / header().lockstep; }
 
-  // Arrays, in the order in which they lie.
+  // Arrays, in the order in which they lie; S is the number of stretches.
   ATTNLOOM_HD Word* qo_indptr() const { return buffer + kPlanHeaderWords; }                   // [R + 1]
   ATTNLOOM_HD Word* tile_request() const { return qo_indptr() + header().num_requests + 1; }  // [T]
   ATTNLOOM_HD Word* tile_row() const { return tile_request() + header().tile_capacity; }      // [T]
   ATTNLOOM_HD Word* tile_rows() const { return tile_row() + header().tile_capacity; }         // [T]
   ATTNLOOM_HD Word* tile_kv_tiles() const { return tile_rows() + header().tile_capacity; }    // [T]
-  ATTNLOOM_HD Word* worker_tile() const { return tile_kv_tiles() + header().tile_capacity; }  // [W + 1]
-  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + header().num_workers + 1; }  // [W + 1]
-  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + header().num_workers + 1; }    // [W + 1]
-  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + header().num_workers + 1; }    // [W]
-  ATTNLOOM_HD Word* split_end() const { return split_begin() + header().num_workers; }        // [W]
+  ATTNLOOM_HD Word* worker_tile() const { return tile_kv_tiles() + header().tile_capacity; }  // [S + 1]
+  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + num_stretches() + 1; }       // [S + 1]
+  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + num_stretches() + 1; }         // [S + 1]
+  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + num_stretches() + 1; }         // [S]
+  ATTNLOOM_HD Word* split_end() const { return split_begin() + num_stretches(); }             // [S]
 
-  ATTNLOOM_HD Coordinate start(int32_t worker) const {
-    return {worker_tile()[worker], worker_head()[worker], worker_kv()[worker]};
+  ATTNLOOM_HD Coordinate start(int32_t stretch) const {
+    return {worker_tile()[stretch], worker_head()[stretch], worker_kv()[stretch]};
   }
+
+  // The kv head that `worker` computes for a head of the line.
+  ATTNLOOM_HD int32_t kv_head(int32_t worker, int32_t head) const {
+    return head * header().lockstep + worker % header().lockstep;
+  }
+  // The worker of another stretch that computes the same kv heads as `worker`.
+  ATTNLOOM_HD int32_t peer(int32_t worker, int32_t stretch) const {
+    return stretch * header().lockstep + worker % header().lockstep;
+  }
+  ATTNLOOM_HD bool has_work(int32_t stretch) const { return start(stretch) < start(stretch + 1); }
 
   // The piece that begins at `at` in the stretch that ends at `stop` (at < stop).
   ATTNLOOM_HD Piece piece_at(Coordinate at, Coordinate stop) const {
@@ -83,18 +99,18 @@ struct PlanView {
   // Where the stretch goes on after `piece`.
   ATTNLOOM_HD Coordinate after(const Piece& piece) const {
     if (!piece.closes) return {piece.tile, piece.head, piece.kv_end};
-    if (piece.head + 1 < header().num_kv_heads) return {piece.tile, piece.head + 1, 0};
+    if (piece.head + 1 < header().num_kv_heads / header().lockstep) return {piece.tile, piece.head + 1, 0};
     return {piece.tile + 1, 0, 0};
   }
 };
 
 // Words a plan needs; `tile_capacity` bounds the number of query tiles.
-ATTNLOOM_HD int64_t plan_words(int64_t num_requests, int64_t tile_capacity, int64_t num_workers) {
-  return kPlanHeaderWords + (num_requests + 1) + 4 * tile_capacity + 3 * (num_workers + 1) + 2 * num_workers;
+ATTNLOOM_HD int64_t plan_words(int64_t num_requests, int64_t tile_capacity, int64_t num_stretches) {
+  return kPlanHeaderWords + (num_requests + 1) + 4 * tile_capacity + 3 * (num_stretches + 1) + 2 * num_stretches;
 }
 
 // The arena slot of a partial state. A worker has at most two: the piece it continues, and the piece it opens
-// and leaves to the next worker.
+// and leaves to the next stretch.
 ATTNLOOM_HD int32_t partial_slot(int32_t worker, bool opens) { return 2 * worker + (opens ? 1 : 0); }
 
 }  // namespace attnloom

@@ -84,17 +84,18 @@ ATTNLOOM_HD int64_t item_cost(const CostModel& cost, int32_t rows, int32_t kv_ti
   return cost.item + kv_tiles * unit_cost(cost, rows);
 }
 
-// Where the stretch of `worker` begins. prefix[t]: cost of all tiles before t, over all kv heads; [T + 1].
+// Where stretch `stretch` begins. prefix[t]: cost of all tiles before t, over all kv heads of the line; [T + 1].
 ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
-                              int32_t worker) {
+                              int32_t stretch) {
   const PlanHeader& header = plan.header();
+  const int32_t num_stretches = plan.num_stretches();
   const int32_t num_tiles = header.num_tiles;
-  if (worker >= header.num_workers || num_tiles == 0) return {num_tiles, 0, 0};
+  if (stretch >= num_stretches || num_tiles == 0) return {num_tiles, 0, 0};
   const int64_t total = prefix[num_tiles];
-  // total * worker / num_workers without leaving 64 bits.
-  const int64_t share = total / header.num_workers;
-  const int64_t rest = total % header.num_workers;
-  const int64_t position = share * worker + rest * worker / header.num_workers;
+  // total * stretch / num_stretches without leaving 64 bits.
+  const int64_t share = total / num_stretches;
+  const int64_t rest = total % num_stretches;
+  const int64_t position = share * stretch + rest * stretch / num_stretches;
 
   int32_t low = 0;  // prefix[low] <= position < prefix[high]
   int32_t high = num_tiles;
@@ -114,36 +115,36 @@ ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cos
   const int64_t into = position - prefix[low] - head * each - cost.item + unit / 2;
   const int32_t kv = into < 0 ? 0 : static_cast<int32_t>(min_of(into / unit, kv_tiles));
   if (kv < kv_tiles || kv == 0) return {low, head, kv};
-  if (head + 1 < header.num_kv_heads) return {low, head + 1, 0};
+  if (head + 1 < header.num_kv_heads / header.lockstep) return {low, head + 1, 0};
   return {low + 1, 0, 0};
 }
 
-// Which workers share an item with `worker`. split_begin: the worker that opened the item in which `worker`
-// begins inside, else -1. split_end: the last worker of the item that `worker` opens and leaves open, else -1.
-ATTNLOOM_HD void fill_splits(PlanView<int32_t> plan, int32_t worker) {
-  const int32_t num_workers = plan.header().num_workers;
-  const Coordinate start = plan.start(worker);
-  const Coordinate stop = plan.start(worker + 1);
+// Which stretches share an item with `stretch`. split_begin: the one that opened the item inside which it begins,
+// else -1. split_end: the last one of the item that it opens and leaves open, else -1.
+ATTNLOOM_HD void fill_splits(PlanView<int32_t> plan, int32_t stretch) {
+  const int32_t num_stretches = plan.num_stretches();
+  const Coordinate start = plan.start(stretch);
+  const Coordinate stop = plan.start(stretch + 1);
   int32_t opener = -1;
   if (start.kv > 0) {
-    opener = worker - 1;
+    opener = stretch - 1;
     while (plan.start(opener).kv > 0 && same_item(plan.start(opener), start)) --opener;
   }
   int32_t last = -1;
   const bool opens = stop.kv > 0 && !(Coordinate{stop.tile, stop.head, 0} < start);
   if (opens) {
-    last = worker + 1;
-    while (last + 1 < num_workers && plan.start(last + 1).kv > 0 && same_item(plan.start(last + 1), stop)) ++last;
+    last = stretch + 1;
+    while (last + 1 < num_stretches && plan.start(last + 1).kv > 0 && same_item(plan.start(last + 1), stop)) ++last;
   }
-  plan.split_begin()[worker] = opener;
-  plan.split_end()[worker] = last;
+  plan.split_begin()[stretch] = opener;
+  plan.split_end()[stretch] = last;
 }
 
 // The host's form: header filled in but for num_tiles; prefix has room for tile_capacity + 1. Returns the
 // number of tiles, or -1 when they exceed the capacity.
 inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* prefix) {
   PlanHeader& header = *reinterpret_cast<PlanHeader*>(plan.buffer);
-  const int32_t num_kv_heads = header.num_kv_heads;
+  const int32_t heads_of_line = header.num_kv_heads / header.lockstep;
   int32_t tile = 0;
   int64_t sum = 0;
   for (int32_t request = 0; request < header.num_requests; ++request) {
@@ -153,19 +154,19 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
     for (int32_t index = 0; index < count; ++index, ++tile) {
       fill_tile(plan, in, request, index, tile);
       prefix[tile] = sum;
-      sum += num_kv_heads * item_cost(in.cost, plan.tile_rows()[tile], plan.tile_kv_tiles()[tile]);
+      sum += heads_of_line * item_cost(in.cost, plan.tile_rows()[tile], plan.tile_kv_tiles()[tile]);
     }
   }
   plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
   prefix[tile] = sum;
   header.num_tiles = tile;
-  for (int32_t worker = 0; worker <= header.num_workers; ++worker) {
-    const Coordinate start = locate(PlanView<const int32_t>{plan.buffer}, in.cost, prefix, worker);
-    plan.worker_tile()[worker] = start.tile;
-    plan.worker_head()[worker] = start.head;
-    plan.worker_kv()[worker] = start.kv;
+  for (int32_t stretch = 0; stretch <= plan.num_stretches(); ++stretch) {
+    const Coordinate start = locate(PlanView<const int32_t>{plan.buffer}, in.cost, prefix, stretch);
+    plan.worker_tile()[stretch] = start.tile;
+    plan.worker_head()[stretch] = start.head;
+    plan.worker_kv()[stretch] = start.kv;
   }
-  for (int32_t worker = 0; worker < header.num_workers; ++worker) fill_splits(plan, worker);
+  for (int32_t stretch = 0; stretch < plan.num_stretches(); ++stretch) fill_splits(plan, stretch);
   return tile;
 }
 
