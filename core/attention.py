@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnloom.core import launch
 from attnloom.core.block_mask import BlockMask
-from attnloom.core.checks import check_aligned, check_contiguous_last, check_positive, check_tensor
+from attnloom.core.checks import check_aligned, check_contiguous_last, check_positive, check_scale, check_tensor
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.op import attention_op, register_engine
@@ -135,7 +135,9 @@ class Attention:
             raise TypeError(f"layout: expected a BlockSparseLayout, got {type(layout).__name__}")
         if layout.device != self.device:
             raise ValueError(f"layout.device={layout.device}: expected {self.device}")
-        lengths = layout.lengths if kv_lens is None else kv_lens
+        lengths = layout.lengths
+        if kv_lens is not None:
+            lengths = check_tensor("kv_lens", kv_lens, dtype=torch.int32, ndim=1)
         if lengths.shape != layout.lengths.shape:
             raise ValueError(
                 f"kv_lens.shape={tuple(lengths.shape)}: expected one per row of layout, {tuple(layout.lengths.shape)}"
@@ -306,9 +308,9 @@ class Attention:
             (q, k_cache, v_cache, out, lse),
             values,
             (
-                self.head_dim**-0.5 if sm_scale is None else float(sm_scale),
-                1.0 if k_scale is None else float(k_scale),
-                1.0 if v_scale is None else float(v_scale),
+                self.head_dim**-0.5 if sm_scale is None else check_scale("sm_scale", sm_scale),
+                1.0 if k_scale is None else check_scale("k_scale", k_scale),
+                1.0 if v_scale is None else check_scale("v_scale", v_scale),
             ),
             return_state,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -55,3 +57,16 @@ def check_positive(name: str, value: object) -> int:
     if value < 1:
         raise ValueError(f"{name}={value}: expected at least 1")
     return value
+
+
+def check_scale(name: str, value: object) -> float:
+    """A finite factor: a number, or a tensor of one element."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name}.shape={tuple(value.shape)}: expected one element")
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}={value!r}: expected a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value}: expected a finite number")
+    return float(value)

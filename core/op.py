@@ -16,6 +16,7 @@ from torch import Tensor
 from attnloom.core import launch
 from attnloom.core.abi import PlanHeader
 from attnloom.core.block_mask import BlockMask
+from attnloom.core.checks import check_aligned
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.params import Value, pack
 
@@ -94,6 +95,9 @@ def _run(
     found = _engines.get(engine)
     if found is None:
         raise RuntimeError(f"engine={engine}: expected one that still lives; keep it beside the compiled function")
+    # While compiling there were no addresses to check.
+    check_aligned("k_cache", k_cache)
+    check_aligned("v_cache", v_cache)
     layout = BlockSparseLayout(block_size, starts, lengths, indices, positions)
     launch.check_indices(layout, min(k_cache.shape[0], v_cache.shape[0]))
     tensors, scalars = iter(hook_tensors), iter(hook_scalars)
