@@ -74,18 +74,19 @@ def tiles(
     return result
 
 
-def starts(line: Sequence[Tile], num_kv_heads: int, num_workers: int, costs: Costs) -> list[tuple[int, int, int]]:
-    """Where each worker begins, and where the last one stops: (tile, kv head, kv tile counted from the first visible).
+def starts(line: Sequence[Tile], heads: int, stretches: int, costs: Costs) -> list[tuple[int, int, int]]:
+    """Where each stretch begins, and where the last one stops: (tile, head, kv tile counted from the first visible).
 
-    The line of work is every tile, in it every kv head. Worker w's share begins at the fraction w / num_workers of the
-    line's cost; inside an item it is moved to the nearest border between kv tiles, a half to the later one.
+    The line of work is every tile, in it every head (a kv head, or a group of them that workers run in lockstep).
+    Stretch s begins at the fraction s / stretches of the line's cost; inside an item that moves to the nearest border
+    between kv tiles, a half to the later one.
     """
-    items = [(index, head, tile) for index, tile in enumerate(line) for head in range(num_kv_heads)]
+    items = [(index, head, tile) for index, tile in enumerate(line) for head in range(heads)]
     whole = sum(costs.whole(tile) for _, _, tile in items)
     end = (len(line), 0, 0)
     result = []
-    for worker in range(num_workers):
-        target = floor(Fraction(whole * worker, num_workers))
+    for stretch in range(stretches):
+        target = floor(Fraction(whole * stretch, stretches))
         before = 0
         found = end
         for place, (index, head, tile) in enumerate(items):

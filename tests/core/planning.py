@@ -40,5 +40,6 @@ def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS) -> Plan:
         torch.tensor(case.kv_lens, dtype=torch.int32),
         key_of(case.group * case.num_kv_heads, case.num_kv_heads, left=case.left, right=case.right),
         num_workers=case.num_workers,
+        lockstep=case.lockstep,
         costs=Costs(costs.item, costs.kv_tile, costs.row),
     )

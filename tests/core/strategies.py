@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -17,7 +18,10 @@ def examples(times: float) -> settings:
 
 @dataclass(frozen=True)
 class PlanCase:
-    """Arguments of the planner. left and right as in a variant: None is unlimited."""
+    """Arguments of the planner. left and right as in a variant: None is unlimited.
+
+    lockstep: neighbouring workers that run one stretch, each on another kv head of a group of as many.
+    """
 
     qo_lens: list[int]
     kv_lens: list[int]
@@ -26,6 +30,11 @@ class PlanCase:
     num_workers: int
     left: int | None
     right: int | None
+    lockstep: int = 1
+
+    @property
+    def stretches(self) -> int:
+        return self.num_workers // self.lockstep
 
 
 def bands() -> st.SearchStrategy[tuple[int | None, int | None]]:
@@ -50,12 +59,16 @@ def lengths(longest_qo: int = 60, longest_kv: int = 700) -> st.SearchStrategy[li
 def plan_cases(draw: st.DrawFn) -> PlanCase:
     pairs = draw(lengths())
     left, right = draw(bands())
+    num_kv_heads = draw(st.sampled_from((1, 2, 3, 8)))
+    num_workers = draw(st.sampled_from((1, 2, 3, 7, 16, 132)))
+    common = math.gcd(num_kv_heads, num_workers)
     return PlanCase(
         qo_lens=[qo for qo, _ in pairs],
         kv_lens=[kv for _, kv in pairs],
         group=draw(st.sampled_from(GROUPS)),
-        num_kv_heads=draw(st.sampled_from((1, 2, 3, 8))),
-        num_workers=draw(st.sampled_from((1, 2, 3, 7, 16, 132))),
+        num_kv_heads=num_kv_heads,
+        num_workers=num_workers,
         left=left,
         right=right,
+        lockstep=draw(st.sampled_from([n for n in range(1, common + 1) if common % n == 0])),
     )

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from attnloom.core.arena import arena
+from attnloom.core.planner import plan_scan
 from tests.core import kernels
 from tests.core.problem import make_problem
 from tests.core.running import check, run
+from tests.tolerance import assert_lse, assert_out
 
 F32 = kernels.Plain(torch.float32, 64)
 
@@ -20,6 +22,29 @@ F32 = kernels.Plain(torch.float32, 64)
 def test_workers(num_workers: int, qo_lens: list[int], kv_lens: list[int]) -> None:
     problem = make_problem(qo_lens, kv_lens, num_qo_heads=6, num_kv_heads=3)
     check(kernels.plain_engine(F32, 6, 3, None, 0), problem, problem.answer(), num_workers=num_workers)
+
+
+@pytest.mark.parametrize(("num_workers", "lockstep"), [(2, 2), (4, 4), (8, 2), (28, 4), (132, 4)])
+def test_workers_in_lockstep(num_workers: int, lockstep: int) -> None:
+    """Neighbouring workers run one stretch on neighbouring kv heads: the same attention, splits and merges included."""
+    problem = make_problem([1, 40, 1, 2], [777, 90, 0, 500], num_qo_heads=8, num_kv_heads=4)
+    engine = kernels.plain_engine(F32, 8, 4, None, 0)
+    plan = plan_scan(
+        problem.qo_indptr,
+        problem.layout.lengths,
+        engine.plan_key,
+        num_workers=num_workers,
+        lockstep=lockstep,
+        costs=engine.tiles.costs,
+        layout=problem.layout,
+    )
+    assert num_workers == lockstep or plan.num_splits > 0
+    answer = problem.answer()
+    for _ in range(3):
+        out, lse = engine.run(plan, problem.q, problem.k_cache, problem.v_cache, return_lse=True)
+        assert_out(out, answer, 64, torch.float32)
+        assert_lse(lse, answer, 64)
+    assert (arena.arrivals == 0).all()
 
 
 def test_the_workers_of_a_decode_really_split() -> None:

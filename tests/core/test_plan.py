@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
+import pytest
 import torch
 
 from tests.core.planning import scan
@@ -12,22 +14,24 @@ from tests.core.strategies import PlanCase
 CASE = PlanCase([1, 40, 1], [900, 300, 0], 4, 2, 5, None, 0)
 
 
-def test_it_prints_as_a_table() -> None:
-    plan = scan(CASE)
+@pytest.mark.parametrize("lockstep", [1, 2])
+def test_it_prints_as_a_table(lockstep: int) -> None:
+    plan = scan(dataclasses.replace(CASE, num_workers=6, lockstep=lockstep))
     text = str(plan)
-    assert "3 requests" in text and "42 queries" in text and "8/2 heads" in text and "5 workers" in text
+    assert "3 requests" in text and "42 queries" in text and "8/2 heads" in text and "6 workers" in text
     table = [line for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+\(", line)]
-    assert len(table) == 5
+    assert len(table) == 6
     for worker, line in enumerate(table):
         numbers = [int(n) for n in re.findall(r"-?\d+", line)]
         assert numbers[:2] == [worker, int(plan.worker_tiles()[worker])]
+        stretch, lane = divmod(worker, lockstep)
         assert tuple(numbers[2:5]) == (
-            int(plan.worker_tile[worker]),
-            int(plan.worker_head[worker]),
-            int(plan.worker_kv[worker]),
+            int(plan.worker_tile[stretch]),
+            int(plan.worker_head[stretch]) * lockstep + lane,
+            int(plan.worker_kv[stretch]),
         )
-        split_end = int(plan.split_end[worker])
-        assert numbers[5:] == ([split_end] if split_end >= 0 else [])
+        split_end = int(plan.split_end[stretch])
+        assert numbers[5:] == ([split_end * lockstep + lane] if split_end >= 0 else [])
 
 
 def test_its_arrays_are_int32_views_of_one_buffer() -> None:
@@ -51,8 +55,9 @@ def test_its_arrays_are_int32_views_of_one_buffer() -> None:
     assert plan.qo_indptr.tolist() == [0, 1, 41, 42]
 
 
-def test_num_splits_counts_the_items_of_several_workers() -> None:
-    plan = scan(CASE)
+@pytest.mark.parametrize("lockstep", [1, 2])
+def test_num_splits_counts_the_items_of_several_workers(lockstep: int) -> None:
+    plan = scan(dataclasses.replace(CASE, num_workers=6, lockstep=lockstep))
     workers: dict[tuple[int, int], set[int]] = {}
     for worker, tile, head, _, _ in plan.pieces():
         workers.setdefault((tile, head), set()).add(worker)

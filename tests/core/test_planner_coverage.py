@@ -88,12 +88,13 @@ def test_at_most_two_partials_a_worker(case: PlanCase) -> None:
 @examples(8)
 @given(plan_cases())
 def test_split_end_names_the_last_contributor(case: PlanCase) -> None:
-    """A worker that opens an item and does not close it names the last worker of that item; all others hold -1."""
+    """A stretch that opens an item and does not close it names the last stretch of that item; all others hold -1."""
     plan = scan(case)
     workers: dict[tuple[int, int], list[int]] = {}
     for worker, tile, head, _, _ in plan.pieces():
-        workers.setdefault((tile, head), []).append(worker)
-    expected = [-1] * case.num_workers
+        assert worker % case.lockstep == head % case.lockstep, "a worker left its kv heads"
+        workers.setdefault((tile, head), []).append(worker // case.lockstep)
+    expected = [-1] * case.stretches
     for who in workers.values():
         if len(who) > 1:
             expected[min(who)] = max(who)
@@ -105,7 +106,7 @@ def test_split_end_names_the_last_contributor(case: PlanCase) -> None:
 def test_starts_rise_and_worker_tiles_add_up(case: PlanCase) -> None:
     plan = scan(case)
     starts = list(zip(plan.worker_tile.tolist(), plan.worker_head.tolist(), plan.worker_kv.tolist(), strict=True))
-    assert len(starts) == case.num_workers + 1
+    assert len(starts) == case.stretches + 1
     assert starts == sorted(starts) and starts[-1] == (plan.num_tiles, 0, 0)
     executed = [0] * case.num_workers
     for worker, _, _, begin, end in plan.pieces():

@@ -28,7 +28,7 @@ def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
     assert plan.tile_row.tolist() == [tile.row for tile in line]
     assert plan.tile_rows.tolist() == [tile.rows for tile in line]
     assert plan.tile_kv_tiles.tolist() == [len(tile.kv_tiles) for tile in line]
-    starts = planner_oracle.starts(line, case.num_kv_heads, case.num_workers, costs)
+    starts = planner_oracle.starts(line, case.num_kv_heads // case.lockstep, case.stretches, costs)
     assert plan.worker_tile.tolist() == [tile for tile, _, _ in starts]
     assert plan.worker_head.tolist() == [head for _, head, _ in starts]
     assert plan.worker_kv.tolist() == [kv for _, _, kv in starts]

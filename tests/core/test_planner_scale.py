@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -48,7 +49,7 @@ def test_the_same_lengths_give_the_same_plan(case: PlanCase) -> None:
 @given(plan_cases())
 def test_the_tiles_do_not_depend_on_the_workers(case: PlanCase) -> None:
     """The line of work is a function of the lengths; workers only cut it."""
-    one = scan(PlanCase(case.qo_lens, case.kv_lens, case.group, case.num_kv_heads, 1, case.left, case.right))
+    one = scan(dataclasses.replace(case, num_workers=1, lockstep=1))
     many = scan(case)
     for name in ("tile_request", "tile_row", "tile_rows", "tile_kv_tiles"):
         assert torch.equal(getattr(one, name), getattr(many, name)), name
@@ -60,9 +61,7 @@ def test_the_tiles_do_not_depend_on_the_workers(case: PlanCase) -> None:
 def test_doubling_the_workers_keeps_every_second_start(case: PlanCase) -> None:
     """Worker w of W begins at the fraction w / W of the line, so worker 2w of 2W begins at the same place."""
     some = scan(case)
-    twice = scan(
-        PlanCase(case.qo_lens, case.kv_lens, case.group, case.num_kv_heads, 2 * case.num_workers, case.left, case.right)
-    )
+    twice = scan(dataclasses.replace(case, num_workers=2 * case.num_workers))
     assert torch.equal(twice.worker_tile[::2], some.worker_tile)
     assert torch.equal(twice.worker_head[::2], some.worker_head)
     assert torch.equal(twice.worker_kv[::2], some.worker_kv)
@@ -111,5 +110,19 @@ def test_no_workers(num_workers: int) -> None:
             torch.tensor([5], dtype=torch.int32),
             key_of(8, 2),
             num_workers=num_workers,
+            costs=Costs(1, 1, 1),
+        )
+
+
+@pytest.mark.parametrize(("lockstep", "num_workers"), [(0, 4), (3, 4), (2, 3), (4, 4), (-2, 4)])
+def test_lockstep_divides_workers_and_kv_heads(lockstep: int, num_workers: int) -> None:
+    """Two kv heads."""
+    with pytest.raises(ValueError, match=rf"lockstep={lockstep}: .*num_workers={num_workers}.*num_kv_heads=2"):
+        plan_scan(
+            indptr([1]),
+            torch.tensor([5], dtype=torch.int32),
+            key_of(8, 2),
+            num_workers=num_workers,
+            lockstep=lockstep,
             costs=Costs(1, 1, 1),
         )
