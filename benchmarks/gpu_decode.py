@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -259,10 +260,17 @@ def medians(graphs: Mapping[str, torch.cuda.CUDAGraph], repeats: int) -> dict[st
     return {name: sorted(each)[len(each) // 2] for name, each in times.items()}
 
 
+def driver() -> str:
+    """The version of the card's driver, as nvidia-smi says it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rows", default="", help="only rows whose name contains this")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--commit", help="the commit measured, where the copy has no history")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gpu_decode: expected a CUDA device")
@@ -289,7 +297,13 @@ def main() -> None:
         rows,
         options.json,
         peers=["vllm"],
-        more={"card": device.name, "cuda": torch.version.cuda, "peers_missing": [] if rows[0].peers else ["FA3"]},
+        more={
+            "card": device.name,
+            "driver": driver(),
+            "cuda": torch.version.cuda,
+            "peers_missing": [] if rows and rows[0].peers else ["FA3"],
+        },
+        measured=options.commit,
     )
 
 

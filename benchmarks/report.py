@@ -146,6 +146,7 @@ def publish(
     *,
     peers: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
+    measured: str | None = None,
 ) -> None:
     """Print the table, and write the file if one was asked for.
 
@@ -155,11 +156,12 @@ def publish(
         file: where the JSON goes; None: nowhere.
         peers: distributions whose versions matter.
         more: further top-level fields.
+        measured: the commit, where the program runs on a copy without its history.
     """
     result = {
         "benchmark": name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": measured or commit(),
         "machine": machine(),
         "versions": versions(*peers),
         **(more or {}),

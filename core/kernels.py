@@ -14,11 +14,12 @@ from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import Rendering
 from attnloom.core.variant import HOOKS, Variant
 
+_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _SCALARS = {
-    torch.float32: ("float", "f32"),
-    torch.bfloat16: ("attnloom::cpu::Bf16", "bf16"),
-    torch.float16: ("attnloom::cpu::Fp16", "f16"),
+    "cpu": {torch.float32: "float", torch.bfloat16: "attnloom::cpu::Bf16", torch.float16: "attnloom::cpu::Fp16"},
+    "sm80": {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"},
 }
+_ENDING = {"cpu": "cpp", "sm80": "cu"}
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,22 @@ class _RenderedParam:
 
 
 @functools.lru_cache(maxsize=256)
-def attention_spec(family: str, dtype: torch.dtype, head_dim: int, head_dim_v: int, variant: Variant) -> ModuleSpec:
-    """What the kernel of a shape and variant is built from. Bands are not compiled in, so they are dropped here."""
+def attention_spec(
+    family: str, dtype: torch.dtype, head_dim: int, head_dim_v: int, variant: Variant, target: str = ""
+) -> ModuleSpec:
+    """What the kernel of a shape and variant is built from. Bands are not compiled in, so they are dropped here.
+
+    Args:
+        target: of a CUDA family, the architecture, e.g. ``90a``.
+    """
     params, offset = [], 0
     for param in variant.params:
         params.append(_RenderedParam(param.name, param.cpp_type, param.cpp_read, offset))
         offset += param.words
-    scalar, short = _SCALARS[dtype]
-    name = f"{family}_attention_{short}_d{head_dim}_{variant.kernel_name}"[:128]
+    name = f"{family}_attention_{_SHORT[dtype]}_d{head_dim}_{variant.kernel_name}"[:128]
     text = Rendering.of(
-        f"{family}/attention.cpp.jinja",
-        scalar=scalar,
+        f"{family}/attention.{_ENDING[family]}.jinja",
+        scalar=_SCALARS[family][dtype],
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         variant={
@@ -51,7 +57,7 @@ def attention_spec(family: str, dtype: torch.dtype, head_dim: int, head_dim_v: i
             **{hook: getattr(variant, hook) for hook in HOOKS},
         },
     )
-    return ModuleSpec(name, (Source("attention.cpp", text),), family)
+    return ModuleSpec(name, (Source(f"attention.{_ENDING[family]}", text),), family, target)
 
 
 def attention_module(spec: ModuleSpec) -> ctypes.CDLL:

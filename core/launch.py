@@ -68,11 +68,13 @@ def check_indices(layout: BlockSparseLayout, num_blocks: int) -> None:
         )
 
 
-def _rows(tensor: Tensor) -> QueryTensor:
+def rows_tensor(tensor: Tensor) -> QueryTensor:
+    """The struct of a ``[rows, heads, dim]`` tensor."""
     return QueryTensor(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
 
 
-def _cache(tensor: Tensor) -> CacheTensor:
+def cache_tensor(tensor: Tensor) -> CacheTensor:
+    """The struct of a cache."""
     return CacheTensor(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
 
 
@@ -99,10 +101,10 @@ def run(
     q, k_cache, v_cache, out, lse = tensors
     states, arrivals = arena.reserve(num_workers, engine.tiles.tile_q, engine.head_dim_v)
     params = AttentionParams(
-        _rows(q),
-        _cache(k_cache),
-        _cache(v_cache),
-        _rows(out),
+        rows_tensor(q),
+        cache_tensor(k_cache),
+        cache_tensor(v_cache),
+        rows_tensor(out),
         None if lse is None else lse.data_ptr(),
         layout_tensors(layout),
         BlockMaskTensor() if block_mask is None else block_mask.struct(),
@@ -134,7 +136,7 @@ def finish(
     params = FinishParams(
         values.data_ptr(),
         None if state_lse is None else state_lse.data_ptr(),
-        _rows(out),
+        rows_tensor(out),
         None if lse is None else lse.data_ptr(),
         layout_tensors(layout),
         plan_buffer.data_ptr(),

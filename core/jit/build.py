@@ -44,11 +44,11 @@ def locate(spec: ModuleSpec) -> Path | None:
     """
     now = settings()
     cache = Cache(now.cache_dir)
-    content = content_hash(spec, headers(spec), recipe(spec.family))
+    content = content_hash(spec, headers(spec), recipe(spec.family, spec.target))
     key = content
     missing: CompilerNotFound | None = None
     try:
-        key = module_key(content, toolchain(spec.family))
+        key = module_key(content, toolchain(spec.family, spec.target))
     except CompilerNotFound as error:
         missing = error
     try:
@@ -124,7 +124,7 @@ def _build_missing(specs: list[ModuleSpec], progress: Progress | None) -> dict[M
 
 
 def _job(spec: ModuleSpec, cache: Cache) -> _Job:
-    tools = toolchain(spec.family)
+    tools = toolchain(spec.family, spec.target)
     reached = headers(spec)
     content = content_hash(spec, reached, tools.recipe)
     key = module_key(content, tools)
@@ -181,6 +181,7 @@ def _record(job: _Job) -> dict[str, object]:
         "family": job.spec.family,
         "content": job.content,
         "compiler": job.toolchain.identity,
+        "target": job.spec.target,
         "arch": job.toolchain.recipe.arch,
         "flags": job.toolchain.recipe.flags,
         "commands": [shlex.join(step.command) for step in job.steps],

@@ -124,7 +124,7 @@ def is_stale(record: dict[str, object]) -> bool:
         if not path.is_file() or fingerprint(path.read_text(encoding="utf-8")) != digest:
             return True
     try:
-        ours = recipe(str(record.get("family")))
+        ours = recipe(str(record.get("family")), str(record.get("target", "")))
     except JitError:
         return True
     return ours.arch == record.get("arch") and ours.flags != record.get("flags")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from attnloom.core.jit.template import Rendering
 
 _MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_TARGET = re.compile(r"[0-9]{2,3}[af]?")
 _SOURCE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\.(cpp|cu|h|hpp|cuh)")
 
 
@@ -43,14 +44,18 @@ class ModuleSpec:
     Attributes:
         name: identifier, e.g. ``cpu_attention_f32_d64_causal``; prefix of the module's folder in the cache.
         sources: its files; at least one is compiled, names are distinct.
-        family: toolchain that builds it, ``cpu`` is the C++17 host compiler.
+        family: toolchain that builds it, ``cpu`` is the C++17 host compiler, ``sm80`` nvcc.
+        target: of nvcc, the architecture it compiles for, e.g. ``90a``; empty for the host.
     """
 
     name: str
     sources: tuple[Source, ...]
     family: str = "cpu"
+    target: str = ""
 
     def __post_init__(self) -> None:
+        if self.target and not _TARGET.fullmatch(self.target):
+            raise ValueError(f"ModuleSpec.target={self.target!r}: expected an architecture of nvcc, e.g. 80 or 90a")
         if not _MODULE_NAME.fullmatch(self.name):
             raise ValueError(f"ModuleSpec.name={self.name!r}: expected an identifier of at most 128 characters")
         if not any(source.compiled for source in self.sources):

@@ -13,9 +13,11 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from attnloom.core.errors import CompilerNotFound, JitError
 from attnloom.core.jit.arch import host_arch
+from attnloom.core.jit.nvcc import find_nvcc
 
 ASK_SECONDS = 60.0
 """How long a compiler may take to say its version."""
@@ -66,16 +68,16 @@ class Toolchain:
         return [*self.command, *self.recipe.link_flags, *objects, "-o", output]
 
 
-def recipe(family: str) -> Recipe:
-    """The recipe of a family. Looks for no compiler.
+def recipe(family: str, target: str = "") -> Recipe:
+    """The recipe of a family, for one architecture where the family has several. Looks for no compiler.
 
     Raises:
         JitError: no toolchain builds this family.
     """
-    return _family(family)[0]()
+    return _family(family)[0](target)
 
 
-def toolchain(family: str) -> Toolchain:
+def toolchain(family: str, target: str = "") -> Toolchain:
     """The toolchain of a family; one process asks a compiler for its version once.
 
     Raises:
@@ -84,10 +86,10 @@ def toolchain(family: str) -> Toolchain:
     """
     make_recipe, find = _family(family)
     command = find()
-    return Toolchain(command, _identity(command), make_recipe())
+    return Toolchain(command, _identity(command), make_recipe(target))
 
 
-def _host_recipe() -> Recipe:
+def _host_recipe(target: str) -> Recipe:
     arch = host_arch()
     # No -ffast-math: masks rely on infinities and NaN. errno and traps are what stands between a loop and SIMD.
     compile_flags = (
@@ -122,6 +124,8 @@ def _search_host_compiler(cxx: str, path: str) -> tuple[str, ...]:
 
 @functools.cache
 def _identity(command: tuple[str, ...]) -> str:
+    if Path(command[0]).name == "nvcc":
+        return _ask(command, "--version").strip().rpartition("\n")[2]
     version = _ask(command, "--version").partition("\n")[0].strip()
     # gcc begins the line with the name it was called by, which says nothing about the compiler.
     version = re.sub(r"^\S+ \(", "gcc (", version)
@@ -145,8 +149,24 @@ def _ask(command: tuple[str, ...], option: str) -> str:
     return done.stdout
 
 
-_Family = tuple[Callable[[], Recipe], Callable[[], tuple[str, ...]]]
-_FAMILIES: dict[str, _Family] = {"cpu": (_host_recipe, _find_host_compiler)}
+def _cuda_recipe(target: str) -> Recipe:
+    # Machine code of the one architecture and no PTX: what runs is what was compiled and tested.
+    flags = (
+        f"-std=c++17 -O3 -gencode=arch=compute_{target},code=sm_{target} "
+        "-Xcompiler -fPIC,-fvisibility=hidden -diag-suppress 177"  # 177: a variant's unused switches
+    )
+    return Recipe(f"sm_{target}", tuple(flags.split()), ("-shared",))
+
+
+def _find_nvcc() -> tuple[str, ...]:
+    return (str(find_nvcc().path),)
+
+
+_Family = tuple[Callable[[str], Recipe], Callable[[], tuple[str, ...]]]
+_FAMILIES: dict[str, _Family] = {
+    "cpu": (_host_recipe, _find_host_compiler),
+    "sm80": (_cuda_recipe, _find_nvcc),
+}
 
 
 def _family(name: str) -> _Family:

@@ -421,7 +421,7 @@ int32_t run_attention(const AttentionParams& params) {
 #pragma omp parallel num_threads(params.num_threads) if (params.num_threads > 1)
   {
     Worker<Scalar, kDim, kDimV, Variant, HookParams> worker(params, hooks);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int32_t index = 0; index < header.num_workers; ++index) worker.run(index);
   }
   return 0;
