@@ -44,5 +44,5 @@ def test_decode_compiles_without_spills(target: str, variant: str, tmp_path: Pat
 
 
 def test_a_target_is_validated() -> None:
-    with pytest.raises(ValueError, match="ModuleSpec.target='90a; rm'"):
+    with pytest.raises(ValueError, match=r"ModuleSpec.target='90a; rm'"):
         ModuleSpec("x", (Source("x.cu", ""),), "sm80", "90a; rm")
