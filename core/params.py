@@ -14,6 +14,8 @@ from attnloom.core.variant import Param
 
 Value = float | int | Tensor
 
+_LARGEST_SPAN = 2**31 - 4  # csrc/common/hooks.h indexes with 32 bits
+
 
 def ordered(
     declared: Sequence[Param],
@@ -56,6 +58,9 @@ def _checked(param: Param, value: Value, sizes: Mapping[str, int]) -> Value:
         if wanted is not None and (tensor.shape[dim] < wanted if least else tensor.shape[dim] != wanted):
             bound = f"at least {wanted}" if least else wanted
             raise ValueError(f"{label}.shape={tuple(tensor.shape)}: expected {bound} ({size}) in dimension {dim}")
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() and span >= _LARGEST_SPAN:
+        raise ValueError(f"{label}: expected to span fewer than {_LARGEST_SPAN} elements, got {span + 1}")
     return tensor
 
 

@@ -68,7 +68,7 @@ def _div(g: Graph, input: Operand, other: Operand, *, rounding_mode: str | None 
     return g.operation("trunc({0})", (quotient,), FLOATS) if rounding_mode == "trunc" else quotient
 
 
-@named("floor_divide", "__floordiv__")
+@named("floor_divide")
 def _floor_divide(g: Graph, input: Operand, other: Operand) -> Node:
     if promoted(input, other) == FLOATS:
         return g.operation("floor_div({0}, {1})", floats(g, input, other), FLOATS)
@@ -228,7 +228,7 @@ def _clamp(g: Graph, input: Operand, min: Operand | None = None, max: Operand | 
     return _positive(g, input)
 
 
-@named("bitwise_left_shift", "__lshift__")
+@named("bitwise_left_shift")
 def _bitwise_left_shift(g: Graph, input: Operand, other: Operand) -> Node:
     a, b = alike(g, input, other)
     low, high = RANGES[torch.int64]
@@ -238,13 +238,13 @@ def _bitwise_left_shift(g: Graph, input: Operand, other: Operand) -> Node:
     return integers(g, "shift_left({0}, {1})", (a, b), _whole(a), low, high)
 
 
-@named("bitwise_right_shift", "__rshift__")
+@named("bitwise_right_shift")
 def _bitwise_right_shift(g: Graph, input: Operand, other: Operand) -> Node:
     a, b = alike(g, input, other)
     return integers(g, "shift_right({0}, {1})", (a, b), _whole(a), min(a.low, 0), max(a.high, 0))
 
 
-@named("bitwise_and", "__and__")
+@named("bitwise_and")
 def _bitwise_and(g: Graph, input: Operand, other: Operand) -> Node:
     a, b = alike(g, input, other)
     if a.dtype == torch.bool:
@@ -254,7 +254,7 @@ def _bitwise_and(g: Graph, input: Operand, other: Operand) -> Node:
     return integers(g, "{0} & {1}", (a, b), _whole(a), low, high)
 
 
-@named("bitwise_or", "__or__")
+@named("bitwise_or")
 def _bitwise_or(g: Graph, input: Operand, other: Operand) -> Node:
     a, b = alike(g, input, other)
     if a.dtype == torch.bool:
@@ -263,7 +263,7 @@ def _bitwise_or(g: Graph, input: Operand, other: Operand) -> Node:
     return integers(g, "{0} | {1}", (a, b), _whole(a), low, _bits(a, b))
 
 
-@named("bitwise_xor", "__xor__")
+@named("bitwise_xor")
 def _bitwise_xor(g: Graph, input: Operand, other: Operand) -> Node:
     a, b = alike(g, input, other)
     if a.dtype == torch.bool:

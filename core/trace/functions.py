@@ -7,7 +7,7 @@ import torch
 from attnloom.core.trace.errors import untranslatable
 from attnloom.core.trace.graph import RANK, Graph, Node
 from attnloom.core.trace.table import OPERATIONS, Operation, named
-from attnloom.core.trace.types import Operand, alike, as_type, floats, integers, promoted, truths
+from attnloom.core.trace.types import Operand, alike, as_type, floats, integers, is_bit, promoted, truths
 
 STORED = {
     torch.float64: torch.float32,
@@ -40,7 +40,10 @@ def _rounding(name: str) -> Operation:
 
 def _comparison(sign: str) -> Operation:
     def apply(g: Graph, input: Operand, other: Operand) -> Node:
-        return g.operation(f"{{0}} {sign} {{1}}", alike(g, input, other), torch.bool)
+        a, b = alike(g, input, other)
+        if sign in ("==", "!=") and is_bit(a) and b.constant in (0, 1):
+            return g.operation("{0} > 0" if (sign == "==") == (b.constant == 1) else "{0} < 1", (a,), torch.bool)
+        return g.operation(f"{{0}} {sign} {{1}}", (a, b), torch.bool)
 
     return apply
 
@@ -104,6 +107,18 @@ def _filled(value: int) -> Operation:
         return _full(g, input, value, size, dtype=dtype)
 
     return apply
+
+
+@named("softplus")
+def _softplus(g: Graph, input: Operand, beta: float = 1, threshold: float = 20) -> Node:
+    if (beta, threshold) != (1, 20):
+        raise untranslatable(f"softplus with beta={beta} and threshold={threshold}", "softplus(x), or log1p(exp(x))")
+    return g.operation("softplus({0})", floats(g, input), torch.float32)
+
+
+@named("isnan")
+def _isnan(g: Graph, input: Operand) -> Node:
+    return g.operation("{0} != {0}", floats(g, input), torch.bool)
 
 
 @named("full_like")

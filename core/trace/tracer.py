@@ -23,7 +23,7 @@ from attnloom.core.trace.errors import untranslatable, untranslatable_function
 from attnloom.core.trace.graph import Graph, Node
 from attnloom.core.trace.table import OPERATIONS, Operation
 from attnloom.core.trace.types import Operand, as_type
-from attnloom.core.trace.value import Params, Traced, Value, Vector, index_tensor
+from attnloom.core.trace.value import BINARY, COMPARISONS, UNARY, Params, Traced, Value, Vector, index_tensor
 from attnloom.core.variant import Param
 
 
@@ -221,8 +221,11 @@ class _Tracer:
 
     def dispatch(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         name = getattr(function, "__name__", str(function)).removeprefix("special_")
-        if not any(isinstance(value, Traced) for value in _flattened((args, kwargs))):
-            return self._run_now(function, args, kwargs)
+        name, reflected = _OPERATORS.get(name, (name, False))
+        args = args[::-1] if reflected else args
+        inputs = list(_flattened((args, kwargs)))
+        if not any(isinstance(value, Traced) for value in inputs) and not self._is_live(name, args, inputs):
+            return self._run_now(function, args[::-1] if reflected else args, kwargs)
         if name == "__getitem__" and isinstance(args[0], Tensor):
             return index_tensor(self, self._source(args[0]), (), args[1])
         if name == "where" and function is Tensor.where:
@@ -230,6 +233,16 @@ class _Tracer:
         if name == "tensor":
             raise untranslatable("torch.tensor of a traced value", "the value itself")
         return self.call(name, args, kwargs)
+
+    def _is_live(self, name: str, args: Sequence[object], inputs: Sequence[object]) -> bool:
+        """Whether captured numbers are computed with, which is left to the kernel: they may change between runs."""
+        tensors = [value for value in inputs if isinstance(value, Tensor) and id(value) not in self._constants]
+        if not tensors:
+            return False
+        if name == "__getitem__":
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return all(type(one) is int for one in index) and len(index) == tensors[0].ndim
+        return name in OPERATIONS and all(not tensor.ndim for tensor in tensors)
 
     def _run_now(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """A call that no traced value takes part in: torch computes it. What is made of numbers alone is a constant."""
@@ -239,6 +252,14 @@ class _Tracer:
             if all(id(value) in self._constants for value in inputs):
                 self._constants[id(result)] = result
         return result
+
+
+# Operators that begin with a tensor arrive under the names of Python's methods.
+_OPERATORS = {
+    **{f"__{name}__": (name, False) for name in COMPARISONS},
+    **{f"__{name}__": (operation, False) for name, operation in (BINARY | UNARY).items()},
+    **{f"__r{name}__": (operation, True) for name, operation in (BINARY | {"div": "div"}).items()},
+}
 
 
 class _Mode(TorchFunctionMode):

@@ -34,7 +34,8 @@ def as_type(g: Graph, operand: Operand, dtype: torch.dtype) -> Node:
     if operand.constant is not None and dtype != torch.uint8 and math.isfinite(operand.constant):
         return _number(g, operand.constant, dtype)
     if dtype == torch.bool:
-        return g.operation("{0} != 0.0f" if operand.dtype == torch.float32 else "{0} != 0", (operand,), dtype)
+        unequal = "{0} != 0.0f" if operand.dtype == torch.float32 else "{0} != 0"
+        return g.operation("{0} > 0" if is_bit(operand) else unequal, (operand,), dtype)
     if dtype == torch.float32:
         exact = operand.wide and operand.low >= -(2**51) and operand.high <= 2**51
         return g.operation("wide_float({0})" if exact else "float({0})", (operand,), dtype, inline=True)
@@ -78,6 +79,14 @@ def alike(g: Graph, *operands: Operand) -> tuple[Node, ...]:
 def floats(g: Graph, *operands: Operand) -> tuple[Node, ...]:
     """The operands as float32."""
     return tuple(as_type(g, operand, torch.float32) for operand in operands)
+
+
+def is_bit(node: Node) -> bool:
+    """Whether it is an integer that is 0 or 1.
+
+    Such a one is tested by order: ``x == 1`` is to gcc a conversion to bool, which it does not vectorise.
+    """
+    return node.is_int and node.low >= 0 and node.high <= 1 and node.constant is None
 
 
 def truths(g: Graph, *operands: Operand) -> tuple[Node, ...]:

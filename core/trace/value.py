@@ -184,7 +184,7 @@ def index_tensor(recorder: Recorder, source: Source, done: tuple[Operand, ...], 
     return recorder.load(source, indices)
 
 
-_BINARY = {
+BINARY = {
     "add": "add",
     "sub": "sub",
     "mul": "mul",
@@ -198,7 +198,9 @@ _BINARY = {
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
 }
-_UNARY = {"neg": "neg", "pos": "positive", "abs": "abs", "invert": "bitwise_not"}
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+UNARY = {"neg": "neg", "pos": "positive", "abs": "abs", "invert": "bitwise_not"}
+"""Python's operators and torch's names for them."""
 
 
 def _operator(name: str, *, reflected: bool = False) -> Callable[[Value, object], object]:
@@ -212,10 +214,10 @@ def _unary(name: str) -> Callable[[Value], object]:
     return lambda self: self._recorder.call(name, (self,), {})
 
 
-for _name, _operation in _BINARY.items():
+for _name, _operation in BINARY.items():
     setattr(Value, f"__{_name}__", _operator(_operation))
     setattr(Value, f"__r{_name}__", _operator(_operation, reflected=True))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+for _name in COMPARISONS:
     setattr(Value, f"__{_name}__", _operator(_name))
-for _name, _operation in _UNARY.items():
+for _name, _operation in UNARY.items():
     setattr(Value, f"__{_name}__", _unary(_operation))

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <type_traits>
 
 #include "common/macros.h"
 #include "common/math.h"
@@ -54,25 +54,48 @@ struct TensorParam {
   template <typename... Index>
   ATTNLOOM_HD T at(Index... index) const {
     static_assert(sizeof...(index) == kDims, "a tensor parameter takes one index per dimension");
-    bool inside = true;
+    int32_t outside = 0;  // -1 if an index lies outside
     int dim = 0;
-    int64_t offset = 0;
-    ((offset += reachable(index, sizes[dim], &inside) * strides[dim], ++dim), ...);
-    const T value = data[offset];
-    return inside ? value : outside();
+    int32_t offset = 0;  // core/params.py refuses tensors that span more: 32 bits are what a vector of addresses has
+    ((offset += reachable(index, sizes[dim], &outside) * static_cast<int32_t>(strides[dim]), ++dim), ...);
+    return kept(offset, outside);
   }
 
  private:
-  // The index as one that may be read; `inside` says whether it is the one that was meant.
+  // What follows is arithmetic on integers, without bools and choices: a compiler would move the load into a choice,
+  // and vectorises neither that nor numbers made of bools.
+
+  // The index if it lies inside, else 0.
   template <typename Index>
-  ATTNLOOM_HD static int64_t reachable(Index index, int32_t size, bool* inside) {
-    const Index wrapped = index < 0 ? index + size : index;
-    const bool fits = (wrapped >= 0) & (wrapped < size);
-    *inside = *inside & fits;
-    return fits ? wrapped : 0;
+  ATTNLOOM_HD static int32_t reachable(Index index, int32_t size, int32_t* outside) {
+    using Bits = std::make_unsigned_t<Index>;
+    constexpr int kSign = 8 * sizeof(Index) - 1;
+    const Index wrapped = index + (static_cast<Index>(size) & (index >> kSign));
+    const Index beyond = static_cast<Index>(static_cast<Bits>(size) - 1 - static_cast<Bits>(wrapped));
+    const Index out = (wrapped | beyond) >> kSign;
+    *outside = *outside | static_cast<int32_t>(out);
+    return static_cast<int32_t>(wrapped & ~out);
   }
-  ATTNLOOM_HD static T outside() {
-    return std::numeric_limits<T>::has_quiet_NaN ? std::numeric_limits<T>::quiet_NaN() : T(0);
+  ATTNLOOM_HD T kept(int32_t offset, int32_t outside) const {
+    if constexpr (std::is_same<T, float>::value) {
+      return math::bits_to_float(math::float_to_bits(data[offset]) | (0x7fc00000 & outside));
+    } else if constexpr (sizeof(T) == 1) {
+      const uint32_t byte = byte_at(offset) & static_cast<uint32_t>(~outside);
+      return std::is_same<T, bool>::value ? byte > 0 : static_cast<T>(byte);
+    } else {
+      return static_cast<T>(data[offset] & ~static_cast<T>(outside));
+    }
+  }
+  // Out of the aligned word around it: a CPU gathers words and no bytes. The word lies on the same page.
+  ATTNLOOM_HD uint32_t byte_at(int32_t offset) const {
+#if defined(__CUDA_ARCH__)
+    return reinterpret_cast<const uint8_t*>(data)[offset];
+#else
+    const uintptr_t address = reinterpret_cast<uintptr_t>(data);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t(3));
+    const int32_t byte = offset + static_cast<int32_t>(address & 3);
+    return (words[byte >> 2] >> (8 * (byte & 3))) & 255;
+#endif
   }
 };
 

@@ -116,24 +116,27 @@ ATTNLOOM_HD float expm1(float x) {
   return x > 80.0f ? exp(x) : (x < -20.0f ? -1.0f : (x != x ? x : value));
 }
 
-// 2^x: the integer part goes into the exponent, so that no rounding grows with x.
+// 2^(n + r) for an integer n in [-126, 128] and |r| <= 1/2. Half of the power and twice the rest: 2^128 is no float.
+ATTNLOOM_HD float exp2_of(int32_t n, float r) {
+  const float x = r * 0.693147180559945309f;
+  float p = 1.0f / 5040;
+  p = p * x + 1.0f / 720;
+  p = p * x + 1.0f / 120;
+  p = p * x + 1.0f / 24;
+  p = p * x + 1.0f / 6;
+  p = p * x + 0.5f;
+  p = p * x * x + x;
+  return (p + 1.0f) * 2.0f * bits_to_float((n + 126) << 23);
+}
+
+// The integer part goes into the exponent, so that no rounding grows with x.
 ATTNLOOM_HD float exp2(float x) {
   constexpr float kRound = 12582912.0f;
-  const float inside = x < -126.0f ? -126.0f : (x > 128.0f ? 128.0f : x);
+  const float inside = x < -125.5f ? -125.5f : (x > 128.0f ? 128.0f : x);
   const float shifted = inside + kRound;
-  const float r = (inside - (shifted - kRound)) * 0.693147180559945309f;
-  float p = 1.0f / 5040;
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r * r + r;
-  // Half of the power and twice the rest: 2^128 is beyond the largest float.
-  const float half = bits_to_float((float_to_bits(shifted) - float_to_bits(kRound) + 126) << 23);
-  const float value = (p + 1.0f) * 2.0f * half;
+  const float value = exp2_of(float_to_bits(shifted) - float_to_bits(kRound), inside - (shifted - kRound));
   const float upper = x >= 128.0f ? kInf : value;
-  return x < -126.0f ? 0.0f : (x != x ? x : upper);
+  return x < -125.5f ? 0.0f : (x != x ? x : upper);
 }
 
 ATTNLOOM_HD float tanh(float x) {
@@ -219,8 +222,30 @@ ATTNLOOM_HD float floor(float x) { return __builtin_floorf(x); }
 ATTNLOOM_HD float ceil(float x) { return __builtin_ceilf(x); }
 ATTNLOOM_HD float trunc(float x) { return __builtin_truncf(x); }
 ATTNLOOM_HD float round(float x) { return __builtin_rintf(x); }  // halves to even
-ATTNLOOM_HD float pow(float x, float y) { return __builtin_powf(x, y); }
 ATTNLOOM_HD float erf(float x) { return __builtin_erff(x); }
+
+// x^y = 2^(y * log2(x)), the product in double: an error of log2(x) counts y times, a rounding of the product not at
+// all.
+ATTNLOOM_HD float pow(float x, float y) {
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
+  const Mantissa reduced = log_reduce(abs(x));
+  const double log2_x =
+      static_cast<double>(reduced.exponent) + static_cast<double>(reduced.log_m) * 1.44269504088896341;
+  const double product = static_cast<double>(y) * log2_x;
+  const double power = product < -125.5 ? -125.5 : (product > 128.0 ? 128.0 : product);
+  const double shifted = power + kRound;
+  const int32_t n = static_cast<int32_t>(double_to_bits(shifted));
+  const float finite = exp2_of(n, static_cast<float>(power - (shifted - kRound)));
+  const float value = product < -125.5 ? 0.0f : (product >= 128.0 ? kInf : finite);
+  const float at_limit = (x == 0.0f) != (y < 0.0f) ? 0.0f : kInf;  // of |x| 0 or infinite
+  const float size = (x == 0.0f) | (abs(x) == kInf) ? at_limit : value;
+  const bool whole = floor(y) == y;
+  const bool odd = whole & (floor(0.5f * y) != 0.5f * y);
+  const float negative = whole ? (odd ? -size : size) : kNan;
+  const float result = (x < 0.0f) ? negative : size;
+  const float known = (x != x) | (y != y) ? kNan : result;
+  return (y == 0.0f) | (x == 1.0f) ? 1.0f : known;
+}
 
 // Conversions that SIMD without 64-bit integers has not: through a double's mantissa, for |x| up to 2^51.
 ATTNLOOM_HD int64_t wide_int(float x) {

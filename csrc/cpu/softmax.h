@@ -38,30 +38,41 @@ enum class Columns {
 // Turns the scores of a row into weights, in place; updates the state and returns the factor for what was accumulated
 // before. kMaskHook: whether logits_mask has a say in this tile.
 template <typename Variant, Columns kColumns, bool kMaskHook, typename HookParams>
-inline float weigh_row(const HookParams& params, const Row& row, const TileColumns& tile, Range visible, Band band,
+inline float weigh_row(const HookParams& hook_params, const Row& row, const TileColumns& tile, Range visible, Band band,
                        float scale, float* scores, RowState* state) {
   constexpr float kDropped = Variant::kSoftmax ? -kInfinity : 0.0f;
+  [[maybe_unused]] const HookParams params = hook_params;  // a copy, which no store to `scores` can change
+  // Hooks have loops of their own: in one, a compiler would evaluate them for visible columns only, and not vectorise
+  // what they load.
+  if constexpr (Variant::kHasLogitsTransform) {
+#pragma omp simd
+    for (int column = 0; column < kTileKv; ++column) {
+      scores[column] =
+          Variant::logits_transform(params, scores[column] * scale, row.request, row.q_pos, tile.kv_pos[column],
+                                    row.q_head, row.kv_head, row.q_index, tile.kv_index[column]);
+    }
+    scale = 1.0f;
+  }
+  if constexpr (Variant::kHasLogitsMask && kMaskHook) {
+#pragma omp simd
+    for (int column = 0; column < kTileKv; ++column) {
+      const bool keep = Variant::logits_mask(params, row.request, row.q_pos, tile.kv_pos[column], row.q_head,
+                                             row.kv_head, row.q_index, tile.kv_index[column]);
+      scores[column] = keep ? scores[column] * scale : kDropped;
+    }
+    scale = 1.0f;
+  }
   float peak = -kInfinity;
 #pragma omp simd reduction(max : peak)
   for (int column = 0; column < kTileKv; ++column) {
     float score = scores[column] * scale;
     [[maybe_unused]] const int32_t kv_pos = tile.kv_pos[column];
-    [[maybe_unused]] const int32_t kv_index = tile.kv_index[column];
-    if constexpr (Variant::kHasLogitsTransform) {
-      score = Variant::logits_transform(params, score, row.request, row.q_pos, kv_pos, row.q_head, row.kv_head,
-                                        row.q_index, kv_index);
-    }
     if constexpr (kColumns != Columns::kAll) {
       bool keep = (column >= visible.begin) & (column < visible.end);
       if constexpr (kColumns == Columns::kByBand) {
         keep = keep & ((band.right < 0) | (kv_pos - row.q_pos <= band.right)) &
                ((band.left < 0) | (row.q_pos - kv_pos <= band.left));
       }
-      score = keep ? score : kDropped;
-    }
-    if constexpr (Variant::kHasLogitsMask && kMaskHook) {
-      const bool keep =
-          Variant::logits_mask(params, row.request, row.q_pos, kv_pos, row.q_head, row.kv_head, row.q_index, kv_index);
       score = keep ? score : kDropped;
     }
     scores[column] = score;
