@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from attnloom.core.cli import models
-from attnloom.core.cli.catalogue import DTYPES, Dtype, dtype_named, parse_variant
+from attnloom.core.cli.catalogue import DTYPES, Dtype, dtype_named
 from attnloom.core.cli.models import Need
 from attnloom.core.cli.text import count, size
 from attnloom.core.cli.version import version
+from attnloom.core.named import parse_variant
 
 if TYPE_CHECKING:
     from attnloom.core.jit import ModuleSpec

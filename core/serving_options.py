@@ -1,0 +1,162 @@
+"""Reads which variants a server's configuration asks for.
+
+The option is an object with one key, ``variants``: a TOML file, or a variant as :mod:`attnloom.core.named` names it.
+Every table of the file that matches a layer's name acts on it, in the order of the file:
+
+    [[variant]]
+    use = "soft_cap"                            # a name; or hooks: logits_transform = "return ...;"
+    layers = ["*.layers.0.*", "*.layers.2.*"]   # default: every layer
+    params = { logit_cap = 30.0 }               # numbers, or lists of them
+    mode = "and"                                # "replace": without the soft cap, ALiBi and sinks of the layer itself
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnloom.core.named import parse_variant
+from attnloom.core.params import Value
+from attnloom.core.serving import EVERY_LAYER, Choice, Table
+from attnloom.core.variant import HOOKS, Param, Variant
+
+# Keys of a table that say what a variant of its own is, with their types.
+_OWN: dict[str, tuple[type, str]] = {
+    "name": (str, "an identifier"),
+    **{hook: (str, "C++ text") for hook in HOOKS},
+    "use_softmax": (bool, "true or false"),
+    "left": (int, "an int"),
+    "right": (int, "an int"),
+}
+_KEYS = ("use", "layers", "params", "mode", *_OWN)
+_MODES = ("and", "replace")
+
+
+def choice(option: object) -> Choice:
+    """What the option asks for.
+
+    Args:
+        option: as a framework hands it on; None: nothing was asked for.
+
+    Raises:
+        ValueError: something in it cannot be read or served; the message names the file, the table and the key.
+        OSError: the file cannot be read.
+    """
+    if option is None:
+        return Choice()
+    if not isinstance(option, Mapping) or set(option) != {"variants"} or not isinstance(option["variants"], str):
+        raise ValueError(f'attnloom={option!r}: expected {{"variants": a TOML file or the name of a variant}}')
+    named: str = option["variants"]
+    if named.endswith(".toml"):
+        path = Path(named).expanduser().resolve()
+        return _read(path, path.read_bytes())
+    return _named(named)
+
+
+@functools.lru_cache(maxsize=8)
+def _named(text: str) -> Choice:
+    return Choice((Table(f"attnloom.variants={text!r}", parse_variant(text)),))
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, content: bytes) -> Choice:
+    """Once a process for the same file: its layers then share the tensors that hooks read, and plans."""
+    try:
+        document = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: expected TOML") from None
+    tables = document.get("variant")
+    if set(document) != {"variant"} or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        raise ValueError(f"{path}: keys {sorted(document)}: expected tables [[variant]] and nothing else")
+    return Choice(tuple(_table(f"{path}: variant {n}", table, path.parent) for n, table in enumerate(tables, start=1)))
+
+
+def _table(place: str, table: Mapping[str, object], folder: Path) -> Table:
+    unknown = [key for key in table if key not in _KEYS]
+    if unknown:
+        raise ValueError(f"{place}: {unknown[0]}: unknown, expected {', '.join(_KEYS)}")
+    own = {key: table[key] for key in _OWN if key in table}
+    if ("use" in table) == bool(own):
+        raise ValueError(f"{place}: use: expected either `use`, which names a variant, or hooks of its own")
+    values = table.get("params", {})
+    if not isinstance(values, dict):
+        raise ValueError(f"{place}: params={values!r}: expected a table of numbers")
+    mode = table.get("mode", "and")
+    if mode not in _MODES:
+        raise ValueError(f"{place}: mode={mode!r}: expected one of {', '.join(_MODES)}")
+    variant = _of_hooks(place, own, values) if own else _used(place, table["use"], folder)
+    captures = dict(variant.captures)
+    declared = {param.name: param for param in variant.params}
+    for name, value in values.items():
+        if name not in declared:
+            raise ValueError(f"{place}: params: {name!r} is no parameter of {variant.name}, which has {[*declared]}")
+        captures[name] = _value(f"{place}: params.{name}", declared[name], value)
+    return Table(place, replace(variant, captures=captures), _patterns(place, table), mode == "replace")
+
+
+def _used(place: str, named: object, folder: Path) -> Variant:
+    if not isinstance(named, str):
+        raise ValueError(f"{place}: use={named!r}: expected the name of a variant")
+    try:
+        return parse_variant(named, folder)
+    except Exception as error:  # whatever the code that is named there raises
+        raise ValueError(f"{place}: use: {error}") from error
+
+
+def _of_hooks(place: str, own: Mapping[str, object], values: Mapping[str, object]) -> Variant:
+    """A variant whose hooks are text in the file; its parameters are what `params` gives values for."""
+    for key, value in own.items():
+        kind, expected = _OWN[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{place}: {key}={value!r}: expected {expected}")
+    params = tuple(_declared(f"{place}: params.{name}", name, value) for name, value in values.items())
+    arguments: dict[str, Any] = {"name": "custom", **own}
+    try:
+        return Variant(params=params, **arguments)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _declared(place: str, name: str, value: object) -> Param:
+    """An int is an int64, any other number a float32, a list a float32 tensor."""
+    if isinstance(value, list):
+        return Param(name, shape=(None,) * _numbers(place, value, torch.float32).dim())
+    return Param(name, torch.int64 if isinstance(value, int) else torch.float32)
+
+
+def _value(place: str, param: Param, value: object) -> Value:
+    if not param.scalar:
+        tensor = _numbers(place, value, param.dtype)
+        if tensor.dim() != len(param.shape):
+            raise ValueError(f"{place}={value!r}: expected {len(param.shape)} dimensions")
+        return tensor
+    whole = param.dtype == torch.int64
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ValueError(f"{place}={value!r}: expected {'an int' if whole else 'a number'}")
+    return int(value) if whole else float(value)
+
+
+def _numbers(place: str, value: object, dtype: torch.dtype) -> Tensor:
+    try:
+        tensor = torch.tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError):
+        tensor = torch.tensor(0)
+    if not tensor.dim():
+        raise ValueError(f"{place}={value!r}: expected a list of numbers, or of lists of one length")
+    return tensor
+
+
+def _patterns(place: str, table: Mapping[str, object]) -> tuple[str, ...]:
+    layers = table.get("layers", [*EVERY_LAYER])
+    patterns = layers if isinstance(layers, list) else [layers]
+    texts = tuple(pattern for pattern in patterns if isinstance(pattern, str) and pattern)
+    if not texts or len(texts) != len(patterns):
+        raise ValueError(f"{place}: layers={layers!r}: expected names of layers, which may hold * and ?")
+    return texts
