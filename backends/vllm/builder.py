@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, SinkFullAttentionSpec
 
-from attnloom import Attention
 from attnloom.adapters.page_table import paged_layout, ragged_layout
 from attnloom.backends.vllm.impl import AttnloomImpl
 from attnloom.backends.vllm.lengths import host_kv_lengths, host_query_indptr
@@ -19,7 +17,7 @@ from attnloom.backends.vllm.metadata import AttnloomMetadata
 
 
 class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
-    """Makes one plan per plan key of its layers, every step.
+    """Makes every plan that its layers need, once a step.
 
     vLLM groups layers by backend, cache spec and query heads, so layers of one group may still differ in window, cap or
     sinks. Caps and sinks are arguments of the kernel; a window changes the plan, and gets one of its own.
@@ -45,8 +43,16 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
                     f"attnloom does not support values of another size than keys yet: layer {name} has head_size "
                     f"{layer.head_size} and head_size_v {layer.head_size_v}"
                 )
-        impls = [layer.impl for layer in layers.values() if isinstance(layer.impl, AttnloomImpl)]
-        self.planners = {causal: _one_per_plan_key(impls, causal) for causal in (True, False)}
+        impls = _impls(layers)
+        # A stage of a pipeline has some of the layers, and cannot tell whether a name is wrong.
+        whole = vllm_config.parallel_config.pipeline_parallel_size == 1
+        names = [*_impls(get_layers_from_vllm_config(vllm_config, AttentionLayerBase))] if whole else []
+        for name, impl in impls.items():
+            if whole:
+                impl.chosen.check_names(names)
+            impl.build_engines(name)
+        # By causality of the step: one layer for every plan that the group needs.
+        self.planners = {causal: {impl.plan_id(causal): impl for impl in impls.values()} for causal in (True, False)}
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnloomMetadata:
         """The layout and the plans of one step.
@@ -73,12 +79,12 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
             layout=layout,
             slot_mapping=common.slot_mapping,
             plans={
-                key: engine.plan(indptr, layout, kv_lens=kv_lens)
-                for key, engine in self.planners[common.causal].items()
+                key: impl.engines[common.causal].plan(indptr, layout, kv_lens=kv_lens, params=impl.params())
+                for key, impl in self.planners[common.causal].items()
             },
         )
 
 
-def _one_per_plan_key(impls: list[AttnloomImpl], causal: bool) -> dict[Hashable, Attention]:
-    engines = [impl.engines[causal] for impl in impls]
-    return {engine.plan_key: engine for engine in engines}
+def _impls(layers: dict[str, Any]) -> dict[str, AttnloomImpl]:
+    found = {name: getattr(layer, "impl", None) for name, layer in layers.items()}
+    return {name: impl for name, impl in found.items() if isinstance(impl, AttnloomImpl)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from attnloom import Attention, append_kv
 from attnloom.adapters.page_table import split_interleaved_cache
 from attnloom.backends.vllm.metadata import AttnloomMetadata
-from attnloom.backends.vllm.variant import layer_variant
+from attnloom.backends.vllm.variant import chosen_variants, layer_variant
+from attnloom.core.params import ordered
 
 
 class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
@@ -55,37 +57,73 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
         self.sinks = sinks
 
         self.encoder_only = attn_type == AttentionType.ENCODER_ONLY
+        self.dtype = torch.get_default_dtype()
+        self.device = torch.get_default_device()
+        self.chosen = chosen_variants()
+        self.engines: dict[bool, Attention] = {}
+        if not self.chosen.by_layer:
+            self.build_engines()
+
+    def build_engines(self, layer_name: str = "") -> None:
+        """Compile or load the kernels, once.
+
+        vLLM tells a layer's name only after it has made the layer. Where variants differ from layer to layer, kernels
+        are built when the builder of its metadata is made, which is still before the engine is healthy.
+
+        Raises:
+            ValueError: a chosen variant does not go with this layer, or a parameter has no value.
+        """
+        if self.engines:
+            return
+        tables = self.chosen.of(layer_name)
         # By causality of the step: cross and encoder-only layers see bidirectional steps only, decoders both. The two
         # differ in what their plans cover; they run one kernel.
         self.engines = {
             causal: Attention(
-                num_heads,
+                self.num_heads,
                 self.num_kv_heads,
-                head_size,
-                dtype=torch.get_default_dtype(),
+                self.head_size,
+                dtype=self.dtype,
                 variant=layer_variant(
                     causal=causal,
-                    sliding_window=sliding_window,
+                    sliding_window=self.sliding_window,
                     soft_cap=self.logits_soft_cap is not None,
-                    alibi=alibi_slopes is not None,
-                    sinks=sinks is not None,
+                    alibi=self.alibi_slopes is not None,
+                    sinks=self.sinks is not None,
+                    tables=tables,
                 ),
-                device=torch.get_default_device(),
+                device=self.device,
             )
             for causal in (True, False)
         }
+        sizes = {"num_qo_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
+        sizes |= {"head_dim": self.head_size, "head_dim_v": self.head_size}
+        variant = self.engines[True].variant
+        try:
+            ordered(variant.params, variant.captures, self.params(), sizes)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{' and '.join(table.place for table in tables)}: {variant.name}: {error}") from error
 
     def params(self) -> dict[str, Any]:
-        """The variant's run-time parameters, by name."""
-        params: dict[str, Any] = {}
-        if self.logits_soft_cap is not None:
-            params["logit_cap"] = self.logits_soft_cap
-        if self.alibi_slopes is not None:
-            params["alibi_slopes"] = self.alibi_slopes
+        """The variant's run-time parameters that the layer itself has, by name."""
+        own: dict[str, Any] = {"logit_cap": self.logits_soft_cap, "alibi_slopes": self.alibi_slopes, "sinks": None}
         if self.sinks is not None:
             # Converted every time: weights may be loaded again at any moment, and there is one number per head.
-            params["sinks"] = self.sinks.to(torch.float32)
-        return params
+            own["sinks"] = self.sinks.to(torch.float32)
+        variant = self.engines[True].variant
+        return {
+            param.name: own[param.name]
+            for param in variant.params
+            if own.get(param.name) is not None and param.name not in variant.captures
+        }
+
+    def plan_id(self, causal: bool) -> Hashable:
+        """Layers with the same one share a plan. A range that the variant declares may depend on its parameters."""
+        engine = self.engines[causal]
+        if not engine.variant.visible:
+            return engine.plan_key
+        own = (self.logits_soft_cap, self.alibi_slopes, self.sinks)
+        return engine.plan_key, *map(id, (*engine.variant.captures.values(), *own))
 
     def forward(
         self,
@@ -121,7 +159,7 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
         else:
             keys, values = split_interleaved_cache(kv_cache, self.head_size)
         engine = self.engines[attn_metadata.causal]
-        plan = attn_metadata.plans[engine.plan_key]
+        plan = attn_metadata.plans[self.plan_id(attn_metadata.causal)]
         engine.run(plan, query, keys, values, sm_scale=self.scale, params=self.params(), out=output)
         return output
 

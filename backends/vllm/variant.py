@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from vllm.config import get_current_vllm_config
+
 from attnloom import Variant, variants
+from attnloom.core.serving import Choice, Table
+from attnloom.core.serving import layer_variant as composed
+from attnloom.core.serving_options import choice
 
 
-def layer_variant(*, causal: bool, sliding_window: int | None, soft_cap: bool, alibi: bool, sinks: bool) -> Variant:
+def chosen_variants() -> Choice:
+    """What `--additional-config '{"attnloom": {"variants": ...}}'` asks for: vLLM hands it on unread.
+
+    Raises:
+        ValueError, OSError: it cannot be read or served; vLLM stops while it builds the model.
+    """
+    config = get_current_vllm_config()
+    additional = config.additional_config
+    chosen = choice(additional.get("attnloom") if isinstance(additional, Mapping) else None)
+    if config.parallel_config.tensor_parallel_size > 1:
+        chosen.check_one_rank()
+    return chosen
+
+
+def check_nothing_is_ignored() -> None:
+    """Another backend would serve the model's own attention without a word: variants go with CUSTOM."""
+    if chosen_variants().tables:
+        raise ValueError("--additional-config names variants of attnloom: expected --attention-backend CUSTOM with it")
+
+
+def layer_variant(
+    *,
+    causal: bool,
+    sliding_window: int | None,
+    soft_cap: bool,
+    alibi: bool,
+    sinks: bool,
+    tables: tuple[Table, ...] = (),
+) -> Variant:
     """The variant of a layer in a causal or a bidirectional step.
 
     vLLM counts a window of w keys with the query's own included. Where attention is bidirectional the window reaches
     w - 1 keys to both sides. Caps, slopes and sinks are numbers that the kernel is given when it runs.
     """
     if sliding_window is not None:
-        variant = variants.SlidingWindow(sliding_window, symmetric=not causal)
+        visibility = variants.SlidingWindow(sliding_window, symmetric=not causal)
     else:
-        variant = variants.Causal() if causal else variants.Full()
-    if soft_cap:
-        variant = variant & variants.SoftCap()
-    if alibi:
-        variant = variant & variants.ALiBi()
-    if sinks:
-        variant = variant & variants.Sinks()
-    return variant
+        visibility = variants.Causal() if causal else variants.Full()
+    score: Variant | None = None
+    for asked, made in ((soft_cap, variants.SoftCap), (alibi, variants.ALiBi), (sinks, variants.Sinks)):
+        if asked:
+            score = made() if score is None else score & made()
+    return composed(visibility, score, tables)
