@@ -1,0 +1,464 @@
+"""Variants: against torch's flex_attention on a CPU, by visible tiles, their build, and the lines that users write.
+
+    python benchmarks/variants.py [--rows REGEX] [--threads 1 2] [--quick] [--json FILE]
+
+flex_attention is compiled for CPU (inference, GQA by enable_gqa, a BlockMask wherever there is a mask). Outputs are
+compared with each other and with float64 before anything is timed; then both take turns. Each number of threads is a
+process of its own, one CPU a thread. On one thread the ratio is of CPU time, which others on the machine hardly move;
+on two it is of wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from report import ROOT, Row, Target, arguments, machine, publish
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from variant_cases import Problem, Shape, Spelled
+
+AGAINST_FLEX, BY_TILES = Target("ratio", 1.25), Target("ratio", 1.15)
+COLD, WARM = Target("ours", 10_000, "ms"), Target("ours", 50, "ms")
+NO_COST, TEN_LINES = Target("ours", 0, "differing bytes"), Target("ours", 10, "lines")
+TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}  # of the largest output
+LONG = 4096
+
+# Hooks that change nothing. Those as C++ text and as Python that say so are left out of the source; the last one says
+# it in words that only the compiler sees through.
+IDENTITIES = {
+    "all hooks, C++": """Variant("plain", right=0, logits_transform="return logits;", logits_mask="return true;",
+        query_transform="return query[dim];", key_transform="return key[dim];", value_transform="return value[dim];",
+        output_transform="return output[dim];")""",
+    "score_mod, Python": "score_mod(lambda score, b, h, q, k: score) & Causal()",
+    "composed": 'Variant("plain", logits_transform="return logits;") & Causal()',
+    "query, key, value, output: for the compiler": """Variant("plain", right=0,
+        query_transform="const float same = query[dim]; return same;",
+        key_transform="const float same = key[dim]; return same;",
+        value_transform="const float same = value[dim]; return same;",
+        output_transform="const float same = output[dim]; return same;")""",
+    "logits: for the compiler": 'Variant("plain", right=0, logits_transform="const float same = logits; return same;")',
+}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows whose name it finds, e.g. 'ALiBi.*bf16'")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--quick", action="store_true", help="5 pairs a row instead of at least 11")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        child(options.child, re.compile(options.rows), 5 if options.quick else 11)
+        return
+    cpus = sorted(os.sched_getaffinity(0))
+    rows: list[Row] = []
+    processes = []
+    wanted = re.compile(options.rows)
+    for threads in options.threads:
+        if threads > len(cpus):
+            print(f"{threads} threads: skipped, this process may use {len(cpus)} CPUs")
+            continue
+        done = in_child(f"times {threads}", cpus[-threads:], options)
+        processes.append(done["process"])
+        rows += [Row(**{**row, "target": Target(**row["target"])}) for row in done["rows"]]
+    rows += [row for row in (*builds(wanted, options), *identities(wanted), *example_lines(wanted))]
+    publish("variants", rows, options.json, peers=["triton"], more={"processes": processes})
+
+
+def in_child(
+    work: str, cpus: list[int], options: argparse.Namespace, environ: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What a process of its own found; it may use ``cpus``, each by one thread of OpenMP."""
+    threads = {"OMP_NUM_THREADS": str(len(cpus)), "GOMP_CPU_AFFINITY": ",".join(map(str, cpus))}
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+        subprocess.run(
+            [sys.executable, __file__, "--child", work, "--rows", options.rows, *["--quick"] * options.quick],
+            env={**os.environ, **threads, **(environ or {}), "ATTNLOOM_BENCHMARK_FILE": file.name},
+            preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+            check=True,
+        )
+        result: dict[str, Any] = json.load(file)
+        return result
+
+
+def child(work: str, wanted: re.Pattern[str], pairs: int) -> None:
+    """In a child: do ``work`` and write what it found."""
+    if work.startswith("times"):
+        found = machine()  # before OpenMP binds this thread to its own CPU
+        import torch
+
+        threads = torch.get_num_threads()
+        print(f"threads {threads}, affinity {found['affinity']}, {found['omp_env']}", flush=True)
+        rows = [asdict(row) for row in (*flex_rows(threads, wanted, pairs), *tile_rows(threads, wanted, pairs))]
+        result: dict[str, Any] = {"process": {"threads": threads, **found}, "rows": rows}
+    else:
+        result = traced_build()
+    Path(os.environ["ATTNLOOM_BENCHMARK_FILE"]).write_text(json.dumps(result))
+
+
+# ---------------------------------------------------------------------------------------------------------- times
+
+
+def flex_rows(threads: int, wanted: re.Pattern[str], pairs: int) -> Iterator[Row]:
+    """The catalogue against flex_attention."""
+    from variant_cases import CASES, DECODES, Problem, Shape
+
+    for phase, requests, qo_len, kv_len in (("prefill", 2, 1024, 1024), ("decode", 8, 1, 2048)):
+        for dtype in ("fp32", "bf16"):
+            for head_dim in (64, 128):
+                shape = Shape(phase, requests, qo_len, kv_len, head_dim, dtype)
+                cases = [case for case in CASES if phase == "prefill" or case in DECODES]
+                names = {case: f"{case}: {shape} {plural(threads)}" for case in cases}
+                problem = None
+                for case, name in names.items():
+                    if wanted.search(name):
+                        problem = problem or Problem(shape)
+                        yield shown(flex_row(name, problem, CASES[case](shape), threads, pairs))
+
+
+def flex_row(name: str, problem: Problem, spelled: Spelled, threads: int, pairs: int) -> Row:
+    """Check both, then time them in turns."""
+    ours, plan = problem.step(spelled)
+    theirs = flex_step(problem, spelled)
+    shape = problem.shape
+    outs = {
+        "ours": ours().unflatten(0, (shape.requests, -1)).transpose(1, 2).double(),
+        "flex_attention": theirs().double(),
+    }
+    expected = problem.expected(spelled)
+    size = expected.abs().max()
+    errors = {side: float((out - expected).abs().max() / size) for side, out in outs.items()}
+    errors["between them"] = float((outs["ours"] - outs["flex_attention"]).abs().max() / size)
+    # NaN compares false.
+    if any(not error <= TOLERANCE[shape.dtype] for error in errors.values()):
+        raise SystemExit(f"{name}: outputs differ: {errors}")
+    wall, cpu = in_turns({"ours": ours, "flex_attention": theirs}, pairs)
+    detail = {"error": {side: float(f"{error:.1e}") for side, error in errors.items()}}
+    return timed_row(name, wall, cpu, threads, AGAINST_FLEX, {**detail, "tiles": int(plan().worker_tiles().sum())})
+
+
+def flex_step(problem: Problem, spelled: Spelled) -> Callable[[], Tensor]:
+    """flex_attention compiled for the shape; its BlockMask is made once."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    # A case compiles once; the guards of the one before would count as recompilations of it.
+    torch._dynamo.reset()
+    shape = problem.shape
+    q, k, v = problem.dense()
+    first = shape.kv_len - shape.qo_len  # position of the first query
+    scores, mask = spelled.score_mod, spelled.mask_mod
+    if first and scores is not None:
+
+        def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return scores(score, b, h, q + first, k)
+    else:
+        score_mod = scores
+    if first and mask is not None:
+
+        def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return mask(b, h, q + first, k)
+    else:
+        mask_mod = mask
+    block_mask = None
+    if mask_mod is not None:
+        block_mask = create_block_mask(mask_mod, shape.requests, None, shape.qo_len, shape.kv_len, device="cpu")
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+    def step() -> Tensor:
+        with torch.no_grad():
+            return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+
+    return step
+
+
+def tile_rows(threads: int, wanted: re.Pattern[str], pairs: int) -> Iterator[Row]:
+    """Sliding windows and document masks of 4096 tokens: time against causal, over tiles against causal."""
+    from attnloom import Variant, mask_mod
+    from attnloom.core.variants import Causal, SlidingWindow
+    from variant_cases import Problem, Shape, Spelled, documents
+
+    ends = [768, 1792, 2304, LONG]
+    # The same documents in C++, with the range that a tile's queries see: from the start of the first one's document.
+    params = documents_params(ends)
+    declared = Variant(
+        "documents_declared",
+        params=params[0],
+        logits_mask="return kv_pos >= params.document_begin[q_pos];",
+        visible="return Range{params.document_begin[q_first], kv_len};",
+        right=0,
+    )
+    cases: dict[str, tuple[Spelled, bool]] = {
+        "sliding window 512, band": (Spelled(SlidingWindow(512)), False),
+        "sliding window 2048, band": (Spelled(SlidingWindow(2048)), False),
+        "sliding window 512, block mask": (
+            Spelled(mask_mod(lambda b, h, q, k: q - k < 512, "window") & Causal()),
+            True,
+        ),
+        "documents, block mask": (Spelled(mask_mod(documents(ends), "documents") & Causal()), True),
+        "documents, declared range": (Spelled(declared, params=params[1]), False),
+    }
+    for dtype in ("fp32", "bf16"):
+        shape = Shape("prefill", 1, LONG, LONG, 128, dtype)
+        problem = None
+        for case, (spelled, block_mask) in cases.items():
+            name = f"{case}: {shape} {plural(threads)}"
+            if wanted.search(name):
+                problem = problem or Problem(shape)
+                yield shown(tile_row(name, problem, spelled, block_mask, threads, pairs))
+
+
+def documents_params(ends: list[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(declaration, value): where the document of each position begins."""
+    import torch
+
+    from attnloom import Param
+
+    begins = torch.cat([torch.full((end - begin,), begin) for begin, end in zip([0, *ends], ends, strict=False)]).int()
+    return (Param("document_begin", torch.int32, (None,)),), {"document_begin": begins}
+
+
+def tile_row(name: str, problem: Problem, spelled: Spelled, block_mask: bool, threads: int, pairs: int) -> Row:
+    """Time in turns with causal; the ratio is that of times over that of executed KV tiles."""
+    from attnloom.core.variants import Causal
+    from variant_cases import Spelled
+
+    ours, plan = problem.step(spelled, block_mask=block_mask)
+    causal, causal_plan = problem.step(Spelled(Causal()))
+    ours(), causal()
+    tiles = {side: int(made().worker_tiles().sum()) for side, made in (("ours", plan), ("causal", causal_plan))}
+    wall, cpu = in_turns({"ours": ours, "causal": causal}, pairs)
+    row = timed_row(name, wall, cpu, threads, BY_TILES, {"tiles": tiles})
+    assert row.ratio is not None
+    share = tiles["ours"] / tiles["causal"]
+    times = {"ratio_of_times": row.ratio, "ratio_of_tiles": round(share, 4)}
+    return Row(**{**vars(row), "ratio": round(row.ratio / share, 4), "detail": {**row.detail, **times}})
+
+
+def in_turns(
+    sides: dict[str, Callable[[], Any]], pairs: int, seconds: float = 2.0
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """(wall, CPU) us of each side's calls, taken A B A B: ``pairs`` of them, and more while they take no time."""
+    wall: dict[str, list[float]] = {side: [] for side in sides}
+    cpu: dict[str, list[float]] = {side: [] for side in sides}
+    stop = time.perf_counter() + seconds
+    while len(wall["ours"]) < pairs or (time.perf_counter() < stop and len(wall["ours"]) < 20 * pairs):
+        for side, step in sides.items():
+            begin, cpu_begin = time.perf_counter(), time.process_time()
+            step()
+            wall[side].append((time.perf_counter() - begin) * 1e6)
+            cpu[side].append((time.process_time() - cpu_begin) * 1e6)
+    return wall, cpu
+
+
+def timed_row(
+    name: str,
+    wall: dict[str, list[float]],
+    cpu: dict[str, list[float]],
+    threads: int,
+    target: Target,
+    detail: dict[str, Any],
+) -> Row:
+    """A row of medians: of CPU time on one thread, of wall time on more."""
+    peer = next(side for side in wall if side != "ours")
+    quoted = cpu if threads == 1 else wall
+    medians = {side: statistics.median(quoted[side]) for side in quoted}
+    clocks = {
+        clock: {side: round(statistics.median(samples), 1) for side, samples in times.items()}
+        for clock, times in (("wall_us", wall), ("cpu_us", cpu))
+    }
+    return Row(
+        name,
+        round(medians["ours"], 1),
+        peers={peer: round(medians[peer], 1)},
+        ratio=round(medians["ours"] / medians[peer], 4),
+        target=target,
+        detail={
+            "threads": threads,
+            "clock": "cpu" if threads == 1 else "wall",
+            "pairs": len(wall["ours"]),
+            **clocks,
+            "min_wall_us": {side: round(min(samples), 1) for side, samples in wall.items()},
+            **detail,
+        },
+    )
+
+
+def shown(row: Row) -> Row:
+    peer, theirs = next(iter(row.peers.items()))
+    met = "" if row.met else "  MISSED"
+    print(f"  {row.row}: {row.ours:,.0f} us, {peer} {theirs:,.0f} us, ratio {row.ratio:.3f}{met}", flush=True)
+    return row
+
+
+def plural(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
+# --------------------------------------------------------------------------------------------------------- builds
+
+
+def builds(wanted: re.Pattern[str], options: argparse.Namespace) -> Iterator[Row]:
+    """A new score_mod, from the Python function to an engine: on an empty cache, and in the processes after."""
+    names = [f"new score_mod, {what}" for what in ("trace and compile", "second process")]
+    if not any(wanted.search(name) for name in names):
+        return
+    cpus = sorted(os.sched_getaffinity(0))[-2:]
+    first, later = [], []
+    for _ in range(1 if options.quick else 3):
+        with tempfile.TemporaryDirectory() as folder:
+            environ = {"ATTNLOOM_CACHE_DIR": str(Path(folder) / "cache"), "ATTNLOOM_JIT": "on"}
+            first.append(in_child("build", cpus, options, environ))
+            later += [in_child("build", cpus, options, environ) for _ in range(3)]
+    for name, samples, target in zip(names, (first, later), (COLD, WARM), strict=True):
+        parts = {part: round(statistics.median(sample[part] for sample in samples), 2) for part in samples[0]}
+        span = {"min_ms": min(s["ms"] for s in samples), "max_ms": max(s["ms"] for s in samples)}
+        yield Row(name, parts.pop("ms"), "ms", target=target, detail={"samples": len(samples), **span, **parts})
+
+
+def traced_build() -> dict[str, float]:
+    """In a child that has imported torch and attnloom: ms until there is an engine, and of the parts."""
+    import torch
+
+    import attnloom
+
+    table = torch.randn(QO_HEADS := 8, 64)
+
+    def bias(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        distance = (q - k).clamp(0, 63)
+        return torch.tanh(score / 20.0) * 20.0 + torch.where(distance < 40, table[h, distance], -0.5)
+
+    begin, cpu_begin = time.perf_counter(), time.process_time()
+    make, causal = attnloom.Attention, attnloom.variants.Causal()  # imports what it needs
+    imported = time.perf_counter()
+    variant = attnloom.score_mod(bias) & causal
+    traced = time.perf_counter()
+    make(QO_HEADS, 2, 128, dtype=torch.bfloat16, variant=variant)
+    done = time.perf_counter()
+    spans = {"ms": done - begin, "imports_ms": imported - begin, "trace_ms": traced - imported, "load_ms": done - traced}
+    spans["cpu_ms"] = time.process_time() - cpu_begin  # of this process: a compiler's is not in it
+    return {name: round(span * 1e3, 2) for name, span in spans.items()}
+
+
+# ----------------------------------------------------------------------------------------------------- identities
+
+
+def identities(wanted: re.Pattern[str]) -> Iterator[Row]:
+    """The machine code of kernels with identity hooks, each built in a cache of its own, against that without."""
+    names = {case: f"identity hooks, {case}" for case in IDENTITIES}
+    if not any(wanted.search(name) for name in names.values()):
+        return
+    plain = machine_code("Causal()")
+    for case, name in names.items():
+        if wanted.search(name):
+            code = machine_code(IDENTITIES[case])
+            differing = sum(a != b for a, b in zip(plain[0], code[0], strict=False)) + abs(len(plain[0]) - len(code[0]))
+            hashes = [hashlib.sha256(part[0]).hexdigest()[:16] for part in (code, plain)]
+            detail = {"same_source": plain[1] == code[1], "text_bytes": len(code[0]), "text_sha256": hashes}
+            yield Row(name, differing, "bytes", target=NO_COST, detail={"same_code": not differing, **detail})
+
+
+def machine_code(variant: str) -> tuple[bytes, str]:
+    """(.text of a kernel built from nothing, its rendered source)."""
+    program = (
+        "import sys, torch\n"
+        "from attnloom import Variant, score_mod\n"
+        "from attnloom.core.variants import Causal\n"
+        "from attnloom.core.kernels import attention_spec\n"
+        "from attnloom.core.jit.module import build\n"
+        f"spec = attention_spec('cpu', torch.float32, 64, 64, {variant})\n"
+        "print(build([spec])[0]); print(spec.sources[0].text)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, "ATTNLOOM_CACHE_DIR": str(Path(folder) / "cache"), "ATTNLOOM_JIT": "on"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=True
+        )
+        path, source = done.stdout.split("\n", 1)
+        module = Path(path) / "module.so" if Path(path).is_dir() else Path(path)
+        text = Path(folder) / "text"
+        subprocess.run(["objcopy", "-O", "binary", "--only-section=.text", module, text], check=True)
+        return text.read_bytes(), source
+
+
+# ------------------------------------------------------------------------------------------------------- examples
+
+
+def example_lines(wanted: re.Pattern[str]) -> Iterator[Row]:
+    """Lines of code that define the variant of each example."""
+    for file in sorted((ROOT / "examples").glob("*.py")):
+        name = f"lines of the variant, {file.name}"
+        if wanted.search(name):
+            statements = variant_statements(ast.parse(file.read_text()))
+            if statements:
+                yield Row(name, lines_of(statements), "lines", target=TEN_LINES, detail={"defines": list(statements)})
+
+
+def variant_statements(module: ast.Module) -> dict[str, ast.stmt]:
+    """The top-level statements that make a variant, and those, imports apart, whose names they use."""
+    defined: dict[str, ast.stmt] = {}
+    for statement in module.body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            defined[statement.name] = statement
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            defined.update({target.id: statement for target in targets if isinstance(target, ast.Name)})
+    found: dict[str, ast.stmt] = {}
+    waiting = [name for name, statement in defined.items() if name != "main" and makes_variant(statement)]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = defined[name]
+            used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
+            waiting += [other for other in used if other in defined and other != "main"]
+    return found
+
+
+def makes_variant(statement: ast.stmt) -> bool:
+    """Whether it calls Variant, score_mod, mask_mod, or an entry of the catalogue."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            path = ast.unparse(node.func)
+            if re.fullmatch(r"(\w+\.)*(Variant|score_mod|mask_mod)|(\w+\.)*variants\.\w+", path):
+                return True
+    return False
+
+
+def lines_of(statements: dict[str, ast.stmt]) -> int:
+    """Lines that hold code: docstrings, comments and empty lines do not count."""
+    lines: set[int] = set()
+    for statement in statements.values():
+        documentation: set[int] = set()
+        for node in ast.walk(statement):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and _is_text(body[0].value):
+                documentation |= set(range(body[0].lineno, (body[0].end_lineno or body[0].lineno) + 1))
+        for node in ast.walk(statement):
+            if isinstance(node, ast.stmt | ast.expr):
+                lines |= {node.lineno, node.end_lineno or node.lineno} - documentation
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1)) - documentation
+    return len(lines)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+if __name__ == "__main__":
+    main()
