@@ -129,7 +129,7 @@ class Source:
         nodes = tuple(self._index(g, dim, index) for dim, index in enumerate(indices))
         self._loads.append(nodes)
         low, high = RANGES[self.dtype]
-        return g.operation(self._read, nodes, self.dtype, low, high)
+        return g.operation(self._read, nodes, self.dtype, low, high, inline=self.held is None and not nodes)
 
     def _index(self, g: Graph, dim: int, index: Operand) -> Node:
         if isinstance(index, bool | float) or (isinstance(index, Node) and not index.is_int):

@@ -149,18 +149,20 @@ def float_literal(value: float) -> str:
     if math.isnan(value):
         return "kNan"
     try:
-        single = struct.unpack("<f", struct.pack("<f", value))[0]
+        single = struct.unpack("<f", _single(value))[0]
     except OverflowError:
         single = math.copysign(math.inf, value)
     if math.isinf(single):
         return "kInf" if single > 0 else "(-kInf)"
-    for digits in range(1, 10):
-        text = f"{single:.{digits}g}"
-        if struct.pack("<f", float(text)) == struct.pack("<f", single):
-            break
-    if "." not in text and "e" not in text:
-        text += ".0"
+    shortest = next(
+        text for digits in range(1, 10) if _single(float(text := f"{single:.{digits}g}")) == _single(single)
+    )
+    text = repr(float(shortest))
     return f"({text}f)" if text.startswith("-") else f"{text}f"
+
+
+def _single(value: float) -> bytes:
+    return struct.pack("<f", value)
 
 
 def _int_literal(value: bool | int) -> str:

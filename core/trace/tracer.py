@@ -156,8 +156,13 @@ class _Tracer:
                 f"{name} has no translation",
                 f"it with the functions that have one: {', '.join(n for n in sorted(OPERATIONS) if n[0] != '_')}",
             )
-        operands = [self._argument(arg) for arg in args]
-        named = {key: self._argument(value) for key, value in kwargs.items() if key != "out" or value is not None}
+        words = name in ("to", "type")  # which a device's name may follow
+        operands = [arg if words and isinstance(arg, str) else self._argument(arg) for arg in args]
+        named = {
+            key: value if isinstance(value, str) else self._argument(value)
+            for key, value in kwargs.items()
+            if key != "out" or value is not None
+        }
         try:
             _signature(operation).bind(self._graph, *operands, **named)
         except TypeError as error:
@@ -167,8 +172,8 @@ class _Tracer:
         return Value(self, operation(self._graph, *operands, **named))
 
     def _argument(self, value: object) -> object:
-        """Numbers become operands; a type, a shape or a rounding mode stays what it is."""
-        plain = value is None or isinstance(value, str | torch.dtype | torch.device | torch.Size | tuple | list)
+        """Numbers become operands; a type or a shape stays what it is."""
+        plain = value is None or isinstance(value, torch.dtype | torch.device | torch.Size | tuple | list)
         return value if plain else self.operand(value)
 
     def operand(self, value: object) -> Operand:
