@@ -133,8 +133,10 @@ def main() -> None:
     options = parser.parse_args()
     start = time.monotonic()
 
-    show("SmolLM2-135M-Instruct: converting the weights on the first run, 25 s", start)
-    model = smollm2.convert(ROOT / "build" / "models" / "SmolLM2-135M-Instruct")
+    model = ROOT / "build" / "models" / "SmolLM2-135M-Instruct"
+    if not model.is_dir():
+        show("converting SmolLM2-135M-Instruct, once; about 25 s", start)
+        smollm2.convert(model)
     logs = ROOT / "build" / "demo"
     with ExitStack() as stack:
         servers = {

@@ -41,7 +41,9 @@ def convert(target: Path) -> Path:
     # Imported here: they cost seconds, and a converted model needs none of them.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     source = gguf_file()
     unpacked = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)

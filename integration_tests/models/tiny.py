@@ -105,7 +105,7 @@ def alibi() -> Any:
     """BLOOM: ALiBi in place of position embeddings, 4 heads of 64."""
     from transformers import BloomConfig, BloomForCausalLM
 
-    config = BloomConfig(**COMMON, hidden_size=256, n_layer=3, n_head=4)
+    config = BloomConfig(**{**COMMON, "tie_word_embeddings": True}, hidden_size=256, n_layer=3, n_head=4)
     return BloomForCausalLM(config)
 
 
