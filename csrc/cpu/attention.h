@@ -5,24 +5,22 @@
 
 #include <atomic>
 #include <cstdint>
-#include <type_traits>
 
 #include "common/band.h"
 #include "common/hooks.h"
 #include "common/params.h"
 #include "common/request.h"
 #include "cpu/epilogue.h"
-#include "cpu/products.h"
+#include "cpu/gather.h"
 #include "cpu/scratch.h"
 #include "cpu/softmax.h"
 #include "cpu/state.h"
+#include "cpu/tile_products.h"
 #include "planner/plan.h"
 #include "planner/scan.h"
 
 namespace attnloom {
 namespace cpu {
-
-constexpr int32_t kFewRows = 8;  // up to here reading keys in place beats packing them
 
 template <typename Scalar, int kDim, int kDimV, typename Variant, typename HookParams>
 class Worker {
@@ -157,32 +155,6 @@ class Worker {
     }
   }
 
-  // Addresses of the tile's columns. Only the slots [begin, end) may be read.
-  template <typename T>
-  void locate_rows(const Request& request, const CacheTensor& cache, int32_t kv_head, int32_t first_slot, int begin,
-                   int end, const T** rows) const {
-    const int64_t block_size = request.block_size;
-    const T* base = static_cast<const T*>(cache.data) + kv_head * cache.stride_head;
-    int64_t block = (first_slot + begin) / block_size;
-    int64_t offset = (first_slot + begin) % block_size;
-    const T* page = base + request.blocks[block] * cache.stride_block;
-    for (int column = begin; column < end; ++column, ++offset) {
-      if (offset == block_size) {
-        offset = 0;
-        page = base + request.blocks[++block] * cache.stride_block;
-      }
-      rows[column] = page + offset * cache.stride_slot;
-    }
-    repeat_ends(begin, end, rows);
-  }
-
-  // Columns outside [begin, end) repeat the nearest inside: what they give is dropped by the mask.
-  template <typename T>
-  static void repeat_ends(int begin, int end, T* columns) {
-    for (int column = 0; column < begin; ++column) columns[column] = columns[begin];
-    for (int column = end; column < kTileKv; ++column) columns[column] = columns[end - 1];
-  }
-
   static bool holds(Range slots, int32_t first_slot) {
     return first_slot >= slots.begin && first_slot + kTileKv <= slots.end;
   }
@@ -206,9 +178,9 @@ class Worker {
     if constexpr (Variant::kHasKeyTransform) {
       const float* rows_of_keys[kTileKv];
       transform_rows<kDim>(keys, begin, end, request, kv_head, p_.k_scale, key_rows_, rows_of_keys, KeyHook{});
-      score(rows, rows_of_keys, begin, end);
+      score_rows<kDim>(rows, q_, rows_of_keys, begin, end, packed_keys_, scores_);
     } else {
-      score(rows, keys, begin, end);
+      score_rows<kDim>(rows, q_, keys, begin, end, packed_keys_, scores_);
     }
 
     const bool band_free = holds(visible.band_free, first_slot);
@@ -237,9 +209,9 @@ class Worker {
     if constexpr (Variant::kHasValueTransform) {
       const float* rows_of_values[kTileKv];
       transform_rows<kDimV>(values, begin, end, request, kv_head, p_.v_scale, value_rows_, rows_of_values, ValueHook{});
-      add_values(rows, rows_of_values, begin, end);
+      add_values<kDimV>(rows, scores_, rows_of_values, begin, end, value_rows_, out_);
     } else {
-      add_values(rows, values, begin, end);
+      add_values<kDimV>(rows, scores_, values, begin, end, value_rows_, out_);
     }
   }
 
@@ -283,60 +255,6 @@ class Worker {
       rows[column] = to;
     }
     repeat_ends(begin, end, rows);
-  }
-
-  template <typename T>
-  void score(int32_t rows, const T* const* keys, int begin, int end) {
-    if (rows <= kFewRows) {
-      for (int32_t i = 0; i < rows; i += kFewRowBlock) {
-        score_block<kFewRowBlock>(rows - i, q_ + i * kDim, keys, begin, end, scores_ + i * kTileKv);
-      }
-      return;
-    }
-    pack_keys<kDim>(keys, packed_keys_);
-    multiply<kTileKv, false>(
-        rows, q_, kDim, [this](int dim) { return packed_keys_ + dim * kTileKv; }, kDim, scores_, kTileKv);
-  }
-
-  template <int kRows, typename T>
-  void score_block(int32_t rows, const float* q, const T* const* keys, int begin, int end, float* scores) {
-    if constexpr (kRows > 0) {
-      if (rows >= kRows) return score_few_rows<kRows, kDim>(q, keys, begin, end, scores);
-      score_block<kRows - 1>(rows, q, keys, begin, end, scores);
-    }
-  }
-
-  template <typename T>
-  void add_values(int32_t rows, const T* const* values, int begin, int end) {
-    if (rows <= kFewRows) {
-      for (int32_t i = 0; i < rows; i += kFewRowBlock) {
-        add_values_block<kFewRowBlock>(rows - i, scores_ + i * kTileKv, values, begin, end, out_ + i * kDimV);
-      }
-      return;
-    }
-    const float* const* rows_of_values;
-    const float* converted[kTileKv];
-    if constexpr (std::is_same<T, float>::value) {
-      rows_of_values = values;
-    } else {
-      for (int column = begin; column < end; ++column) {
-        float* to = value_rows_ + column * kDimV;
-        for (int dim = 0; dim < kDimV; dim += kLanes) store(to + dim, load(values[column] + dim));
-        converted[column] = to;
-      }
-      rows_of_values = converted;
-    }
-    multiply<kDimV, true>(
-        rows, scores_ + begin, kTileKv, [=](int column) { return rows_of_values[begin + column]; }, end - begin, out_,
-        kDimV);
-  }
-
-  template <int kRows, typename T>
-  void add_values_block(int32_t rows, const float* weights, const T* const* values, int begin, int end, float* out) {
-    if constexpr (kRows > 0) {
-      if (rows >= kRows) return add_values_few_rows<kRows, kDimV>(weights, values, begin, end, out);
-      add_values_block<kRows - 1>(rows, weights, values, begin, end, out);
-    }
   }
 
   // Divides row i of the accumulator by its sum; returns its LSE.

@@ -1,0 +1,41 @@
+// Where the rows of a KV tile lie: the loader's half of a gather, whatever the block size.
+#pragma once
+
+#include <cstdint>
+
+#include "common/params.h"
+#include "common/request.h"
+#include "cpu/products.h"
+
+namespace attnloom {
+namespace cpu {
+
+// Columns outside [begin, end) repeat the nearest inside: what they give is dropped by the mask.
+template <typename T>
+inline void repeat_ends(int begin, int end, T* columns) {
+  for (int column = 0; column < begin; ++column) columns[column] = columns[begin];
+  for (int column = end; column < kTileKv; ++column) columns[column] = columns[end - 1];
+}
+
+// Addresses of the tile's columns, the first of which is slot `first_slot` of the request. Only the slots of
+// [begin, end) may be read.
+template <typename T>
+inline void locate_rows(const Request& request, const CacheTensor& cache, int32_t kv_head, int32_t first_slot,
+                        int begin, int end, const T** rows) {
+  const int64_t block_size = request.block_size;
+  const T* base = static_cast<const T*>(cache.data) + kv_head * cache.stride_head;
+  int64_t block = (first_slot + begin) / block_size;
+  int64_t offset = (first_slot + begin) % block_size;
+  const T* page = base + request.blocks[block] * cache.stride_block;
+  for (int column = begin; column < end; ++column, ++offset) {
+    if (offset == block_size) {
+      offset = 0;
+      page = base + request.blocks[++block] * cache.stride_block;
+    }
+    rows[column] = page + offset * cache.stride_slot;
+  }
+  repeat_ends(begin, end, rows);
+}
+
+}  // namespace cpu
+}  // namespace attnloom
