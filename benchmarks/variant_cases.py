@@ -178,7 +178,14 @@ CASES: dict[str, Callable[[Shape], Spelled]] = {
     "square-root ALiBi, traced": _root_alibi,
 }
 # One query of each request: what only masks long stretches of queries is a prefill's.
-DECODES = ("full", f"sliding window {WINDOW}", "soft cap", "ALiBi", "relative table, traced", "square-root ALiBi, traced")
+DECODES = (
+    "full",
+    f"sliding window {WINDOW}",
+    "soft cap",
+    "ALiBi",
+    "relative table, traced",
+    "square-root ALiBi, traced",
+)
 
 
 class Problem:
