@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str) -> N
 
 @pytest.mark.parametrize("option", [[], "causal", {}, {"variants": 3}, {"variants": "causal", "more": 1}])
 def test_what_is_no_option(option: object) -> None:
-    with pytest.raises(ValueError, match='expected {"variants": a TOML file or the name of a variant}'):
+    with pytest.raises(ValueError, match=r'expected {"variants": a TOML file or the name of a variant}'):
         choice(option)
 
 
