@@ -46,6 +46,7 @@ def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
             answers.append(list(output.outputs[0].token_ids))
             cached += output.num_cached_tokens or 0
     after = llm.collective_rpc("probe_read")
+    variants = llm.collective_rpc("probe_variants") if backend == "CUSTOM" else []
     workers = [{key: late[key] - early[key] for key in late} for early, late in zip(before, after, strict=True)]
     for worker, late in zip(workers, after, strict=True):
         worker["layers"] = late["layers"]
@@ -53,7 +54,7 @@ def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
     del llm
     cleanup_dist_env_and_memory()
     gc.collect()
-    return {"answers": answers, "workers": workers, "cached_tokens": cached}
+    return {"answers": answers, "workers": workers, "cached_tokens": cached, "variants": variants}
 
 
 def run_reference(case: dict[str, Any]) -> list[Any]:

@@ -55,3 +55,11 @@ class Probe:
             "layers": len(layers),
             "threads": torch.get_num_threads(),
         }
+
+    def probe_variants(self) -> dict[str, str]:
+        """For every layer the name of the variant that its engine computes in causal steps."""
+        from vllm.config import get_layers_from_vllm_config
+        from vllm.model_executor.layers.attention import Attention
+
+        layers = get_layers_from_vllm_config(self.model_runner.vllm_config, Attention)
+        return {name: layer.impl.engines[True].variant.name for name, layer in layers.items()}

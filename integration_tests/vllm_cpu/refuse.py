@@ -2,8 +2,8 @@
 
     python -m integration_tests.vllm_cpu.refuse TASKS.json RESULTS.json
 
-A task: `engine` (arguments of vllm.LLM) and `environment` (variables). A result: the messages of the error and of its
-causes, or null if the engine came up.
+A task: `engine` (arguments of vllm.LLM), `environment` (variables), `backend` (default CUSTOM). A result: the messages
+of the error and of its causes, or null if the engine came up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def start(task: dict[str, Any]) -> str | None:
             dtype="float32",
             enforce_eager=True,
             max_model_len=256,
-            attention_config={"backend": "CUSTOM"},
+            attention_config={"backend": task.get("backend", "CUSTOM")},
             **task["engine"],
         )
     except Exception as error:
