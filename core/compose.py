@@ -6,10 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from attnloom.core.errors import AttnloomError
-from attnloom.core.variant import HOOKS, Param, Variant
+from attnloom.core.variant import HOOKS, Param, Variant, same_value
 
 
 class CompositionError(AttnloomError, ValueError):
@@ -60,7 +58,7 @@ def _with_names_of_their_own(first: Variant, second: Variant) -> tuple[Variant, 
     """
     for name in [param.name for param in second.params if _declared(first, param.name)]:
         owned = [name in variant.captures for variant in (first, second)]
-        if owned == [True, True] and _same(first.captures[name], second.captures[name]):
+        if owned == [True, True] and same_value(first.captures[name], second.captures[name]):
             continue
         if owned == [False, False]:
             one, other = _declared(first, name), _declared(second, name)
@@ -80,17 +78,6 @@ def _with_names_of_their_own(first: Variant, second: Variant) -> tuple[Variant, 
 
 def _declared(variant: Variant, name: str) -> Param | None:
     return next((param for param in variant.params if param.name == name), None)
-
-
-def _same(one: Tensor | float, other: Tensor | float) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
-            other.data_ptr(),
-            other.dtype,
-            other.shape,
-            other.stride(),
-        )
-    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
 
 
 def _renamed(variant: Variant, old: str, new: str) -> Variant:

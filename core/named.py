@@ -160,8 +160,6 @@ def _made(text: str, found: object, args: list[object], named: dict[str, object]
 
 
 def _snake(name: str) -> str:
-    """``soft_cap`` for SoftCap, ``alibi`` for ALiBi."""
-    if name == "ALiBi":
-        return "alibi"
-    parts = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
-    return parts.lstrip("_")
+    """``soft_cap`` for SoftCap, ``prefix_lm`` for PrefixLM, ``alibi`` for ALiBi."""
+    plain = name.replace("ALiBi", "Alibi").replace("RoPE", "Rope")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", plain).lower()

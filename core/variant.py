@@ -187,6 +187,16 @@ class Variant:
 
         return compose(self, other)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both compute the same with the same values: captures count, tensors by where they lie."""
+        if not isinstance(other, Variant):
+            return NotImplemented
+        return (
+            all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.compare)
+            and self.captures.keys() == other.captures.keys()
+            and all(same_value(value, other.captures[name]) for name, value in self.captures.items())
+        )
+
     def texts(self, hook: str) -> tuple[str, ...]:
         """The C++ of a hook, in the order in which it acts."""
         texts: tuple[str, ...] = getattr(self, hook)
@@ -199,6 +209,19 @@ class Variant:
 
 
 HOOKS = tuple(f.name for f in fields(Variant) if f.type == "Hook")
+
+
+def same_value(one: Tensor | float, other: Tensor | float) -> bool:
+    """Whether two values of a parameter are one number, or one piece of memory seen alike."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return _seen(one) == _seen(other)
+    return one == other
+
+
+def _seen(value: Tensor | float) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    return value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
 
 
 def _is_identity(hook: str, text: str) -> bool:
