@@ -127,7 +127,7 @@ def table(rows: Sequence[Row]) -> str:
     peers = list(dict.fromkeys(name for row in rows for name in row.peers))
     lines = [["row", "ours", *peers, "ratio", "target", ""]]
     for row in rows:
-        decimals = 3 if row.unit == "x" else 0 if row.unit in ("bytes", "modules") else 1
+        decimals = 3 if row.unit == "x" else 0 if row.unit in ("bytes", "modules", "lines") else 1
         theirs = [f"{row.peers[name]:,.{decimals}f}" if name in row.peers else "" for name in peers]
         verdict = {None: "", True: "met", False: "MISSED"}[row.met]
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"

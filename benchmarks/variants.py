@@ -118,13 +118,13 @@ def child(work: str, wanted: re.Pattern[str], pairs: int) -> None:
 
 def flex_rows(threads: int, wanted: re.Pattern[str], pairs: int) -> Iterator[Row]:
     """The catalogue against flex_attention."""
-    from variant_cases import CASES, DECODES, Problem, Shape
+    from variant_cases import CASES, DECODES, PREFILLS, Problem, Shape
 
     for phase, requests, qo_len, kv_len in (("prefill", 2, 1024, 1024), ("decode", 8, 1, 2048)):
         for dtype in ("fp32", "bf16"):
             for head_dim in (64, 128):
                 shape = Shape(phase, requests, qo_len, kv_len, head_dim, dtype)
-                cases = [case for case in CASES if phase == "prefill" or case in DECODES]
+                cases = PREFILLS if phase == "prefill" else DECODES
                 names = {case: f"{case}: {shape} {plural(threads)}" for case in cases}
                 problem = None
                 for case, name in names.items():
@@ -163,7 +163,7 @@ def flex_step(problem: Problem, spelled: Spelled) -> Callable[[], Tensor]:
     torch._dynamo.reset()
     shape = problem.shape
     q, k, v = problem.dense()
-    first = shape.kv_len - shape.qo_len  # position of the first query
+    first, rotate = shape.first, spelled.rotate
     scores, mask = spelled.score_mod, spelled.mask_mod
     if first and scores is not None:
 
@@ -180,69 +180,54 @@ def flex_step(problem: Problem, spelled: Spelled) -> Callable[[], Tensor]:
     block_mask = None
     if mask_mod is not None:
         block_mask = create_block_mask(mask_mod, shape.requests, None, shape.qo_len, shape.kv_len, device="cpu")
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if rotate is not None:
+            q, k = rotate(q, first), rotate(k, 0)
+        return flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)  # type: ignore
+
+    compiled = torch.compile(attend, dynamic=False, fullgraph=True)
 
     def step() -> Tensor:
         with torch.no_grad():
-            return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+            return compiled(q, k, v)
 
     return step
 
 
 def tile_rows(threads: int, wanted: re.Pattern[str], pairs: int) -> Iterator[Row]:
     """Sliding windows and document masks of 4096 tokens: time against causal, over tiles against causal."""
-    from variant_cases import Problem, Shape, Spelled, documents
+    from variant_cases import Problem, Shape, Spelled, document_masks
 
-    from attnloom import Variant, mask_mod
+    from attnloom import mask_mod
     from attnloom.core.variants import Causal, SlidingWindow
 
-    ends = [768, 1792, 2304, LONG]
-    # The same documents in C++, with the range that a tile's queries see: from the start of the first one's document.
-    params = documents_params(ends)
-    declared = Variant(
-        "documents_declared",
-        params=params[0],
-        logits_mask="return kv_pos >= params.document_begin[q_pos];",
-        visible="return Range{params.document_begin[q_first], kv_len};",
-        right=0,
-    )
-    cases: dict[str, tuple[Spelled, bool]] = {
-        "sliding window 512, band": (Spelled(SlidingWindow(512)), False),
-        "sliding window 2048, band": (Spelled(SlidingWindow(2048)), False),
-        "sliding window 512, block mask": (
-            Spelled(mask_mod(lambda b, h, q, k: q - k < 512, "window") & Causal()),
-            True,
-        ),
-        "documents, block mask": (Spelled(mask_mod(documents(ends), "documents") & Causal()), True),
-        "documents, declared range": (Spelled(declared, params=params[1]), False),
-    }
     for dtype in ("fp32", "bf16"):
         shape = Shape("prefill", 1, LONG, LONG, 128, dtype)
+        window = mask_mod(lambda b, h, q, k: q - k < 512, "window")
+        lengths = [768, 1024, 512, 1792]
+        cases = {
+            "sliding window 512, band": Spelled(SlidingWindow(512)),
+            "sliding window 2048, band": Spelled(SlidingWindow(2048)),
+            "sliding window 512, block mask": Spelled(window & Causal(), block_mask=True),
+            "documents, block mask": document_masks(shape, lengths, declared=False),
+            "documents, declared range": document_masks(shape, lengths),
+        }
         problem = None
-        for case, (spelled, block_mask) in cases.items():
+        for case, spelled in cases.items():
             name = f"{case}: {shape} {plural(threads)}"
             if wanted.search(name):
                 problem = problem or Problem(shape)
-                yield shown(tile_row(name, problem, spelled, block_mask, threads, pairs))
+                yield shown(tile_row(name, problem, spelled, threads, pairs))
 
 
-def documents_params(ends: list[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(declaration, value): where the document of each position begins."""
-    import torch
-
-    from attnloom import Param
-
-    begins = torch.cat([torch.full((end - begin,), begin) for begin, end in zip([0, *ends], ends, strict=False)]).int()
-    return (Param("document_begin", torch.int32, (None,)),), {"document_begin": begins}
-
-
-def tile_row(name: str, problem: Problem, spelled: Spelled, block_mask: bool, threads: int, pairs: int) -> Row:
+def tile_row(name: str, problem: Problem, spelled: Spelled, threads: int, pairs: int) -> Row:
     """Time in turns with causal; the ratio is that of times over that of executed KV tiles."""
     from variant_cases import Spelled
 
     from attnloom.core.variants import Causal
 
-    ours, plan = problem.step(spelled, block_mask=block_mask)
+    ours, plan = problem.step(spelled)
     causal, causal_plan = problem.step(Spelled(Causal()))
     ours(), causal()
     tiles = {side: int(made().worker_tiles().sum()) for side, made in (("ours", plan), ("causal", causal_plan))}
@@ -324,11 +309,13 @@ def builds(wanted: re.Pattern[str], options: argparse.Namespace) -> Iterator[Row
         return
     cpus = sorted(os.sched_getaffinity(0))[-2:]
     first, later = [], []
-    for _ in range(1 if options.quick else 3):
-        with tempfile.TemporaryDirectory() as folder:
-            environ = {"ATTNLOOM_CACHE_DIR": str(Path(folder) / "cache"), "ATTNLOOM_JIT": "on"}
+    with tempfile.TemporaryDirectory() as folder:
+        # Python keeps byte code as where a package is installed, whatever this machine says.
+        common = {"ATTNLOOM_JIT": "on", "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(folder) / "pyc")}
+        for repeat in range(1 if options.quick else 3):
+            environ = {**common, "ATTNLOOM_CACHE_DIR": str(Path(folder) / f"cache{repeat}")}
             first.append(in_child("build", cpus, options, environ))
-            later += [in_child("build", cpus, options, environ) for _ in range(3)]
+            later += [in_child("build", cpus, options, environ) for _ in range(5)]
     for name, samples, target in zip(names, (first, later), (COLD, WARM), strict=True):
         parts = {part: round(statistics.median(sample[part] for sample in samples), 2) for part in samples[0]}
         span = {"min_ms": min(s["ms"] for s in samples), "max_ms": max(s["ms"] for s in samples)}
@@ -336,32 +323,31 @@ def builds(wanted: re.Pattern[str], options: argparse.Namespace) -> Iterator[Row
 
 
 def traced_build() -> dict[str, float]:
-    """In a child that has imported torch and attnloom: ms until there is an engine, and of the parts."""
+    """In a child: ms until there is an engine, in all and in parts; attnloom's imports are counted apart."""
     import torch
 
     import attnloom
 
-    table = torch.randn(QO_HEADS := 8, 64)
+    num_qo_heads = 8
+    table = torch.randn(num_qo_heads, 64)
 
     def bias(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         distance = (q - k).clamp(0, 63)
         return torch.tanh(score / 20.0) * 20.0 + torch.where(distance < 40, table[h, distance], -0.5)
 
-    begin, cpu_begin = time.perf_counter(), time.process_time()
-    make, causal = attnloom.Attention, attnloom.variants.Causal()  # imports what it needs
-    imported = time.perf_counter()
-    variant = attnloom.score_mod(bias) & causal
-    traced = time.perf_counter()
-    make(QO_HEADS, 2, 128, dtype=torch.bfloat16, variant=variant)
-    done = time.perf_counter()
-    spans = {
-        "ms": done - begin,
-        "imports_ms": imported - begin,
-        "trace_ms": traced - imported,
-        "load_ms": done - traced,
-    }
-    spans["cpu_ms"] = time.process_time() - cpu_begin  # of this process: a compiler's is not in it
-    return {name: round(span * 1e3, 2) for name, span in spans.items()}
+    clocks = [(time.perf_counter(), time.process_time())]
+    engine, causal, from_mod = attnloom.Attention, attnloom.variants.Causal(), attnloom.score_mod  # found on first use
+    clocks.append((time.perf_counter(), time.process_time()))
+    variant = from_mod(bias) & causal
+    clocks.append((time.perf_counter(), time.process_time()))
+    engine(num_qo_heads, 2, 128, dtype=torch.bfloat16, variant=variant)
+    clocks.append((time.perf_counter(), time.process_time()))
+    spans = {}
+    for name, begin, end in (("", 1, 3), ("trace_", 1, 2), ("kernel_", 2, 3), ("imports_", 0, 1)):
+        # CPU time is this process's: a compiler's is not in it.
+        for clock, what in enumerate(("ms", "cpu_ms")):
+            spans[name + what] = round((clocks[end][clock] - clocks[begin][clock]) * 1e3, 2)
+    return spans
 
 
 # ----------------------------------------------------------------------------------------------------- identities
@@ -410,44 +396,47 @@ def machine_code(variant: str) -> tuple[bytes, str]:
 # ------------------------------------------------------------------------------------------------------- examples
 
 
+BEGIN, END = "# The variant.", "# Its end."
+
+
 def example_lines(wanted: re.Pattern[str]) -> Iterator[Row]:
-    """Lines of code that define the variant of each example."""
-    for file in sorted((ROOT / "examples").glob("*.py")):
+    """Lines of code that define the variant of each example: in Python between two comments, or a TOML file."""
+    for file in sorted((ROOT / "examples").glob("*.*")):
         name = f"lines of the variant, {file.name}"
-        if wanted.search(name):
-            statements = variant_statements(ast.parse(file.read_text()))
-            if statements:
-                yield Row(name, lines_of(statements), "lines", target=TEN_LINES, detail={"defines": list(statements)})
+        text = file.read_text()
+        if not wanted.search(name):
+            continue
+        if file.suffix == ".toml":
+            count = sum(bool(line.partition("#")[0].strip()) for line in text.splitlines())
+            yield Row(name, count, "lines", target=TEN_LINES)
+        elif BEGIN in text:
+            lines = text.splitlines()
+            begin, end = lines.index(BEGIN) + 1, lines.index(END) + 1
+            module = ast.parse(text)
+            inside = {name: statement for name, statement in named(module).items() if begin < statement.lineno < end}
+            makers = [statement for statement in inside.values() if makes_variant(statement)]
+            if not makers:
+                raise SystemExit(f"{file.name}: expected a variant between {BEGIN!r} and {END!r}")
+            yield Row(name, lines_of(inside), "lines", target=TEN_LINES, detail={"defines": list(inside)})
 
 
-def variant_statements(module: ast.Module) -> dict[str, ast.stmt]:
-    """The top-level statements that make a variant, and those, imports apart, whose names they use."""
-    defined: dict[str, ast.stmt] = {}
-    for statement in module.body:
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            defined[statement.name] = statement
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            defined.update({target.id: statement for target in targets if isinstance(target, ast.Name)})
+def named(module: ast.Module) -> dict[str, ast.stmt]:
+    """The top-level statements but imports, by what they are called."""
     found: dict[str, ast.stmt] = {}
-    waiting = [name for name, statement in defined.items() if name != "main" and makes_variant(statement)]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found[name] = defined[name]
-            used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
-            waiting += [other for other in used if other in defined and other != "main"]
+    for statement in module.body:
+        name = getattr(statement, "name", None) or ast.unparse(statement).partition(" = ")[0]
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            found[name] = statement
     return found
 
 
 def makes_variant(statement: ast.stmt) -> bool:
     """Whether it calls Variant, score_mod, mask_mod, or an entry of the catalogue."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Call):
-            path = ast.unparse(node.func)
-            if re.fullmatch(r"(\w+\.)*(Variant|score_mod|mask_mod)|(\w+\.)*variants\.\w+", path):
-                return True
-    return False
+    return any(
+        re.fullmatch(r"(\w+\.)*(Variant|score_mod|mask_mod)|(\w+\.)*variants\.\w+", ast.unparse(node.func))
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call)
+    )
 
 
 def lines_of(statements: dict[str, ast.stmt]) -> int:
