@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from attnloom import Attention, append_kv
@@ -14,6 +15,9 @@ from attnloom.adapters.page_table import split_interleaved_cache
 from attnloom.backends.vllm.metadata import AttnloomMetadata
 from attnloom.backends.vllm.variant import chosen_variants, layer_variant
 from attnloom.core.params import ordered
+
+# Named so that it shows under vLLM's own logging configuration.
+logger = init_logger("vllm.attnloom.impl")
 
 
 class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
@@ -103,6 +107,9 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
             ordered(variant.params, variant.captures, self.params(), sizes)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{' and '.join(table.place for table in tables)}: {variant.name}: {error}") from error
+        if tables:
+            places = ", ".join(table.place for table in tables)
+            logger.info_once("Attention layers compute %s, as chosen by %s", variant.name, places)
 
     def params(self) -> dict[str, Any]:
         """The variant's run-time parameters that the layer itself has, by name."""

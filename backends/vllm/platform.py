@@ -13,6 +13,8 @@ from vllm.platforms import cpu_platform_plugin
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from attnloom.backends.vllm.variant import check_nothing_is_ignored
+
 if TYPE_CHECKING:
     from vllm.platforms.cpu import CpuPlatform as BaseCpuPlatform
 else:
@@ -36,9 +38,6 @@ class AttnloomCpuPlatform(BaseCpuPlatform):
         this while it builds the model, so the engine stops before it is healthy.
         """
         if selected_backend is not AttentionBackendEnum.CUSTOM:
-            # Imported late: it imports vLLM's configuration, which asks for the platform.
-            from attnloom.backends.vllm.variant import check_nothing_is_ignored
-
             check_nothing_is_ignored()
             return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
         backend = AttentionBackendEnum.CUSTOM.get_class()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vllm.config import get_current_vllm_config
-
 from attnloom import Variant, variants
 from attnloom.core.serving import Choice, Table
 from attnloom.core.serving import layer_variant as composed
@@ -18,6 +16,9 @@ def chosen_variants() -> Choice:
     Raises:
         ValueError, OSError: it cannot be read or served; vLLM stops while it builds the model.
     """
+    # Imported late: it asks for the platform, which imports this module.
+    from vllm.config import get_current_vllm_config
+
     config = get_current_vllm_config()
     additional = config.additional_config
     chosen = choice(additional.get("attnloom") if isinstance(additional, Mapping) else None)

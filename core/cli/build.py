@@ -30,7 +30,17 @@ def command(
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="A variant of the catalogue, as in Python: causal, 'causal & soft_cap'. May be repeated."),
+        typer.Option(
+            help="A variant by name, as in Python: causal, 'causal & soft_cap'; or your own, an entry point, "
+            "module:object or file.py:object. May be repeated."
+        ),
+    ] = None,
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="What the server of these models is told to compute: its TOML file, or the name of a variant.",
+        ),
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(DTYPES)}; default: the model's own, or bf16. May be repeated.")
@@ -50,8 +60,10 @@ def command(
         raise typer.BadParameter("expected a model's config.json, or --variant")
     if head_dim and not variant:
         raise typer.BadParameter("--head-dim goes with --variant; a model says its own")
+    if variants and not configs:
+        raise typer.BadParameter("--variants goes with a model's config.json; --variant names one alone")
     dtypes: list[Dtype | None] = [dtype_named(name) for name in dtype or ()]
-    wanted = [need for file in configs or () for chosen in dtypes or [None] for need in models.needs(file, chosen)] + [
+    wanted = _of_models(configs or (), dtypes or [None], variants) + [
         Need(parse_variant(text), dim, chosen or DTYPES["bf16"], text)
         for text in variant or ()
         for chosen in dtypes or [None]
@@ -69,6 +81,16 @@ def command(
 
         packed = pack(libraries, bundle, version=version())
         console.print(f"packed into {bundle}, {size(packed)}, for {host_arch().name}", soft_wrap=True)
+
+
+def _of_models(configs: Sequence[Path], dtypes: Sequence[Dtype | None], variants: str | None) -> list[Need]:
+    chosen = None
+    if variants is not None:
+        # Imported late, as everything that needs torch.
+        from attnloom.core.serving_options import choice
+
+        chosen = choice({"variants": variants})
+    return [need for file in configs for dtype in dtypes for need in models.needs(file, dtype, chosen)]
 
 
 def _specs(wanted: Sequence[Need]) -> list[ModuleSpec]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnloom.core.cli.catalogue import DTYPES, Dtype, dtype_named
 
 if TYPE_CHECKING:
+    from attnloom.core.serving import Choice, Table
     from attnloom.core.variant import Variant
 
 # Read in vLLM 0.32: which model types hand slopes to their attention layers, and which flags give layers a sink. Where
@@ -45,12 +46,14 @@ class Need:
     why: str
 
 
-def needs(file: Path, dtype: Dtype | None = None) -> list[Need]:
+def needs(file: Path, dtype: Dtype | None = None, chosen: Choice | None = None) -> list[Need]:
     """The kernels of the model that a Hugging Face config.json describes.
 
     Args:
         file: config.json, or the folder that holds it.
         dtype: instead of the model's own.
+        chosen: variants that a server adds. Layers that several tables for some layers name are not foreseen: their
+            kernels are built when the model is loaded.
 
     Raises:
         ValueError: it is no such file, or a model that attnloom has no kernels for; the message says why.
@@ -73,7 +76,7 @@ def needs(file: Path, dtype: Dtype | None = None) -> list[Need]:
     return [
         Need(variant, head_dim, found, why)
         for head_dim in _head_dims(path, text)
-        for variant, why in _variants(path, text)
+        for variant, why in _variants(path, text, _combinations(chosen))
     ]
 
 
@@ -108,7 +111,18 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def _variants(path: Path, config: Mapping[str, Any]) -> list[tuple[Variant, str]]:
+def _combinations(chosen: Choice | None) -> list[tuple[Table, ...]]:
+    """What may act on a layer: the tables for every layer, alone (or none) and with each of those for some layers."""
+    if chosen is None:
+        return [()]
+    every = [table for table in chosen.tables if "*" in table.layers]
+    some = [table for table in chosen.tables if table not in every]
+    return [tuple(every), *(tuple(table for table in chosen.tables if table in every or table is one) for one in some)]
+
+
+def _variants(
+    path: Path, config: Mapping[str, Any], combinations: list[tuple[Table, ...]]
+) -> list[tuple[Variant, str]]:
     kind = str(config.get("model_type", ""))
     cap = config.get("attn_logit_softcapping")
     alibi = kind in _ALIBI_TYPES or config.get("alibi") is True
@@ -128,19 +142,19 @@ def _variants(path: Path, config: Mapping[str, Any]) -> list[tuple[Variant, str]
             *(["ALiBi"] if alibi else []),
             *([f"sinks ({why})"] if sink else [why] if why else []),
         ]
-        found.append((layer_variant(soft_cap=bool(cap), alibi=alibi, sinks=sink), ", ".join(words)))
+        for tables in combinations:
+            variant = layer_variant(soft_cap=bool(cap), alibi=alibi, sinks=sink, tables=tables)
+            found.append((variant, ", ".join([*words, *(f"{table.variant.name} (chosen)" for table in tables)])))
     return found
 
 
-def layer_variant(*, soft_cap: bool, alibi: bool, sinks: bool) -> Variant:
+def layer_variant(*, soft_cap: bool, alibi: bool, sinks: bool, tables: tuple[Table, ...] = ()) -> Variant:
     """The compiled part of a layer's variant, in the order in which the backends compose it."""
+    from attnloom.core.serving import layer_variant as composed
     from attnloom.core.variants import ALiBi, Causal, Sinks, SoftCap
 
-    variant = Causal()
-    if soft_cap:
-        variant = variant & SoftCap()
-    if alibi:
-        variant = variant & ALiBi()
-    if sinks:
-        variant = variant & Sinks()
-    return variant
+    score: Variant | None = None
+    for has, made in ((soft_cap, SoftCap), (alibi, ALiBi), (sinks, Sinks)):
+        if has:
+            score = made() if score is None else score & made()
+    return composed(Causal(), score, tables)

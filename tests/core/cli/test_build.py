@@ -104,6 +104,32 @@ def test_all_combinations_and_models_in_one_build(tmp_path: Path, monkeypatch: p
     assert "causal, window 4096, soft cap 50.0" in ran.out
 
 
+def test_what_a_server_is_told_to_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant of a user's own for some layers, over the model's own soft cap, and alone."""
+    asked: list[str] = []
+
+    def recording(specs: list[ModuleSpec], *, progress: object) -> list[Path]:
+        asked.extend(wanted.name for wanted in specs)
+        return [tmp_path / "module" / "module.so" for _ in specs]
+
+    monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("attnloom.core.jit.build", recording)
+    config = write(tmp_path, GEMMA2)
+    (tmp_path / "mine.py").write_text("from attnloom import score_mod\nmine = score_mod(lambda s, *i: 2 * s, 'mine')\n")
+    file = tmp_path / "serve.toml"
+    file.write_text('[[variant]]\nuse = "mine.py:mine"\nlayers = "*.1.*"\n\n[[variant]]\nuse = "sliding_window(8)"\n')
+    ran = attnloom("build", config, "--variants", file)
+    assert ran.status == 0, ran.err
+    kernel = "cpu_attention_bf16_d256_soft_cap"
+    assert asked == ["host", kernel, f"{kernel}_mine"]
+    assert "soft cap 50.0, mine (chosen), sliding_window (chosen)" in ran.out
+
+    asked.clear()
+    ran = attnloom("build", "--variant", f"{tmp_path / 'mine.py'}:mine", "--dtype", "fp32", "--head-dim", 64)
+    assert ran.status == 0, ran.err
+    assert asked == ["host", "cpu_attention_f32_d64_mine"]
+
+
 def test_progress_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small modules instead of kernels, compiled for real."""
     monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path))
@@ -129,6 +155,8 @@ def test_a_compiler_that_fails_is_said_in_words(tmp_path: Path, monkeypatch: pyt
     ("arguments", "status", "message"),
     [
         ("", 2, "expected a model's config.json, or --variant"),
+        ("--variant causal --variants serve.toml", 2, "--variants goes with a model's config.json"),
+        ("/no/such/config.json --variants no_such", 1, "no 'no_such' in the catalogue"),
         ("config.json --head-dim 64", 2, "--head-dim goes with --variant"),
         ("/no/such/config.json", 1, "/no/such/config.json"),
         ("--variant no_such", 1, "no 'no_such' in the catalogue"),
