@@ -100,9 +100,9 @@ struct TensorParam {
 };
 
 // An index of a row of `size` elements that may be read: negative ones count from the end, others stop at the ends.
-ATTNLOOM_HD int inside(int64_t index, int size) {
-  const int64_t wrapped = index < 0 ? index + size : index;
-  return static_cast<int>(wrapped < 0 ? 0 : (wrapped < size ? wrapped : size - 1));
+ATTNLOOM_HD int inside(int32_t index, int size) {
+  const int32_t wrapped = index + (size & (index >> 31));
+  return math::max(0, math::min(wrapped, size - 1));
 }
 
 // A vector whose elements are computed when asked for: what the next of two composed vector hooks sees.

@@ -59,6 +59,14 @@ ATTNLOOM_HD float copysign(float magnitude, float sign) {
                        (float_to_bits(sign) & static_cast<int32_t>(0x80000000u)));
 }
 
+// x between low < 0 and high > 0; a NaN becomes one of them. By the order of bit patterns, which is that of floats away
+// from 0: integers have a minimum without a choice, so that it leaves the loop where x is the same for all columns.
+ATTNLOOM_HD float clamped(float x, float low, float high) {
+  const int32_t below = min(float_to_bits(x), float_to_bits(high));
+  const uint32_t inside = min(static_cast<uint32_t>(below), static_cast<uint32_t>(float_to_bits(low)));
+  return bits_to_float(static_cast<int32_t>(inside));
+}
+
 struct Reduced {  // x = n * ln(2) + r
   float n;
   float expm1_r;
@@ -81,27 +89,21 @@ ATTNLOOM_HD Reduced reduce(float x) {
   return {n, p, (float_to_bits(shifted) - float_to_bits(kRound) + 127) << 23};
 }
 
-// exp(x); 0 below the smallest normal result, so that exp(-inf) is 0 exactly; inf above the largest.
+// exp(x); 0 below the smallest normal result, so that exp(-inf) is 0 exactly; inf above the largest. Clamped at ends
+// that have these results by themselves: at -88 the scale is 0, at 89 the product overflows.
 ATTNLOOM_HD float exp(float x) {
-  const float low = -87.33654f;
-  const float high = 88.72284f;
-  const float inside = x < low ? low : (x > high ? high : x);
-  const Reduced reduced = reduce(inside);
+  const Reduced reduced = reduce(clamped(x, -88.0f, 89.0f));
   const bool top = reduced.n > 127.0f;  // 2^128 is no float: half of it, twice
   const float scale = bits_to_float(reduced.exponent_bits - (top ? 1 << 23 : 0));
   const float value = (reduced.expm1_r * scale + scale) * (top ? 2.0f : 1.0f);
-  const float upper = x > high ? kInf : value;
-  const float result = x < low ? 0.0f : upper;
-  return x != x ? x : result;
+  return x != x ? x : value;
 }
 
 // exp(x) for x <= 0: the weight of a score below the row's peak. -inf gives 0, NaN gives NaN.
 ATTNLOOM_HD float exp_nonpositive(float x) {
-  const float low = -87.33654f;
-  const Reduced reduced = reduce(x < low ? low : x);
+  const Reduced reduced = reduce(x < -88.0f ? -88.0f : x);
   const float scale = bits_to_float(reduced.exponent_bits);
-  const float value = reduced.expm1_r * scale + scale;
-  return x < low ? 0.0f : value;
+  return reduced.expm1_r * scale + scale;
 }
 
 // exp(x) - 1 for x in [-20, 80], accurate near 0.
@@ -111,12 +113,12 @@ ATTNLOOM_HD float expm1_inside(float x) {
   return reduced.expm1_r * scale + (scale - 1.0f);
 }
 ATTNLOOM_HD float expm1(float x) {
-  const float inside = x < -20.0f ? -20.0f : (x > 80.0f ? 80.0f : x);
-  const float value = expm1_inside(inside);
-  return x > 80.0f ? exp(x) : (x < -20.0f ? -1.0f : (x != x ? x : value));
+  const float value = expm1_inside(clamped(x, -20.0f, 80.0f));
+  return abs(x) <= 80.0f ? value : exp(x) - 1.0f;
 }
 
-// 2^(n + r) for an integer n in [-126, 128] and |r| <= 1/2. Half of the power and twice the rest: 2^128 is no float.
+// 2^(n + r) for an integer n in [-126, 128] and |r| <= 1/2; 0 for n = -126. Half of the power and twice the rest: 2^128
+// is no float.
 ATTNLOOM_HD float exp2_of(int32_t n, float r) {
   const float x = r * 0.693147180559945309f;
   float p = 1.0f / 5040;
@@ -132,18 +134,16 @@ ATTNLOOM_HD float exp2_of(int32_t n, float r) {
 // The integer part goes into the exponent, so that no rounding grows with x.
 ATTNLOOM_HD float exp2(float x) {
   constexpr float kRound = 12582912.0f;
-  const float inside = x < -125.5f ? -125.5f : (x > 128.0f ? 128.0f : x);
+  const float inside = clamped(x, -126.0f, 128.0f);
   const float shifted = inside + kRound;
   const float value = exp2_of(float_to_bits(shifted) - float_to_bits(kRound), inside - (shifted - kRound));
-  const float upper = x >= 128.0f ? kInf : value;
-  return x < -125.5f ? 0.0f : (x != x ? x : upper);
+  return x != x ? x : value;
 }
 
 ATTNLOOM_HD float tanh(float x) {
-  const float magnitude = min(abs(x), 10.0f);  // tanh(10) is 1 in float32
+  const float magnitude = abs(x) > 10.0f ? 10.0f : abs(x);  // tanh(10) is 1 in float32
   const float e = expm1_inside(2.0f * magnitude);
-  const float result = copysign(e / (e + 2.0f), x);
-  return x != x ? x : result;
+  return copysign(e / (e + 2.0f), x);
 }
 
 ATTNLOOM_HD float sigmoid(float x) {
@@ -173,9 +173,13 @@ ATTNLOOM_HD Mantissa log_reduce(float x) {
   const float f = m - 1.0f;
   return {static_cast<float>(exponent - (small ? 24 : 0)), f - s * (f - z * p)};
 }
+// -inf at 0, NaN below, inf at inf. By bits, not by a choice after a choice: what a compiler makes of two of them it
+// does not vectorise where x is the same for all columns.
 ATTNLOOM_HD float log_limits(float x, float value) {
-  const float positive = x > std::numeric_limits<float>::max() ? x : value;
-  return x > 0.0f ? positive : (x == 0.0f ? -kInf : kNan);
+  const float reached = x > std::numeric_limits<float>::max() ? x : value;
+  const int32_t defined = -static_cast<int32_t>(x > 0.0f);
+  const float undefined = __builtin_sqrtf(x) - kInf;
+  return bits_to_float((float_to_bits(reached) & defined) | (float_to_bits(undefined) & ~defined));
 }
 ATTNLOOM_HD float log(float x) {
   const Mantissa reduced = log_reduce(x);
@@ -189,7 +193,9 @@ ATTNLOOM_HD float log2(float x) {
 ATTNLOOM_HD float log1p(float x) {
   const float y = 1.0f + x;
   const float error = x - (y - 1.0f);  // what the sum lost
-  return y == 1.0f ? x : ((y > 3e38f) | (y <= 0.0f) ? log(y) : log(y) + error / y);
+  const float value = log(y);
+  const float corrected = (y > 3e38f) | (y <= 0.0f) ? value : value + error / y;
+  return y == 1.0f ? x : corrected;
 }
 
 // x = n * pi / 2 + r, in double: exact enough for angles up to 2^30. shift 0 gives sin(x), 1 gives cos(x).
@@ -232,11 +238,13 @@ ATTNLOOM_HD float pow(float x, float y) {
   const double log2_x =
       static_cast<double>(reduced.exponent) + static_cast<double>(reduced.log_m) * 1.44269504088896341;
   const double product = static_cast<double>(y) * log2_x;
-  const double power = product < -125.5 ? -125.5 : (product > 128.0 ? 128.0 : product);
+  const double below = product > 128.0 ? 128.0 : product;
+  const double power = product < -125.5 ? -125.5 : below;
   const double shifted = power + kRound;
   const int32_t n = static_cast<int32_t>(double_to_bits(shifted));
   const float finite = exp2_of(n, static_cast<float>(power - (shifted - kRound)));
-  const float value = product < -125.5 ? 0.0f : (product >= 128.0 ? kInf : finite);
+  const float upper = product >= 128.0 ? kInf : finite;
+  const float value = product < -125.5 ? 0.0f : upper;
   const float at_limit = (x == 0.0f) != (y < 0.0f) ? 0.0f : kInf;  // of |x| 0 or infinite
   const float size = (x == 0.0f) | (abs(x) == kInf) ? at_limit : value;
   const bool whole = floor(y) == y;
@@ -252,7 +260,9 @@ ATTNLOOM_HD int64_t wide_int(float x) {
   constexpr double kBias = 6755399441055744.0;
   const double limit = 2251799813685248.0;
   const double whole = static_cast<double>(trunc(x));
-  const double inside = whole > limit ? limit : (whole < -limit ? -limit : (whole != whole ? 0.0 : whole));
+  const double below = whole > limit ? limit : whole;
+  const double within = below < -limit ? -limit : below;
+  const double inside = whole != whole ? 0.0 : within;
   return double_to_bits(inside + kBias) - double_to_bits(kBias);
 }
 ATTNLOOM_HD float wide_float(int64_t x) {

@@ -146,10 +146,12 @@ class Worker {
       float* to = q_ + i * kDim;
       for (int dim = 0; dim < kDim; dim += kLanes) store(to + dim, load(from + dim));
       if constexpr (Variant::kHasQueryTransform) {
+        const HookParams hooks = hooks_;
         for (int dim = 0; dim < kDim; ++dim) line_[dim] = to[dim];
+#pragma omp simd
         for (int dim = 0; dim < kDim; ++dim) {
-          to[dim] = Variant::query_transform(hooks_, line_, dim, row.request, row.q_pos, row.q_head, row.kv_head,
-                                             row.q_index);
+          to[dim] =
+              Variant::query_transform(hooks, line_, dim, row.request, row.q_pos, row.q_head, row.kv_head, row.q_index);
         }
       }
     }
@@ -243,15 +245,18 @@ class Worker {
   template <int kWidth, typename Hook>
   void transform_rows(const Scalar* const* from, int begin, int end, const Request& request, int32_t kv_head,
                       float scale, float* storage, const float** rows, Hook hook) {
+    const HookParams hooks = hooks_;  // a copy, which no store to `to` can change
+    const float* line = line_;
     for (int column = begin; column < end; ++column) {
       for (int dim = 0; dim < kWidth; dim += kLanes) {
         store(line_ + dim, load(from[column] + dim) * broadcast(scale));
       }
       float* to = storage + column * kWidth;
-      for (int dim = 0; dim < kWidth; ++dim) {
-        to[dim] = hook(hooks_, static_cast<const float*>(line_), dim, request.index, kv_pos_[column], kv_head,
-                       kv_index_[column]);
-      }
+      const int32_t kv_pos = kv_pos_[column];
+      const int32_t kv_index = kv_index_[column];
+      const int32_t row = request.index;
+#pragma omp simd
+      for (int dim = 0; dim < kWidth; ++dim) to[dim] = hook(hooks, line, dim, row, kv_pos, kv_head, kv_index);
       rows[column] = to;
     }
     repeat_ends(begin, end, rows);
