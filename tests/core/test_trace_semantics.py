@@ -178,3 +178,35 @@ def test_expression(group: str, name: str) -> None:
         torch.testing.assert_close(out, wanted, rtol=3e-6, atol=3e-6)
     else:
         assert torch.equal(out, wanted)
+
+
+SHORT, INTEGERS_OF_20, FLAGS_OF_20 = torch.arange(20.0) + 1, torch.arange(20) + 1, torch.ones(20, dtype=torch.bool)
+
+
+def _reach(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    value = SHORT[k - 10]
+    missing = torch.isnan(value)
+    return torch.where(missing, 1000.0, value) + 100 * INTEGERS_OF_20[k - 10] + 10000 * FLAGS_OF_20[k - 10]
+
+
+def test_indices_outside_a_tensor_read_nothing() -> None:
+    """torch raises IndexError; a kernel reads NaN, 0 or false and no memory that is not the tensor's."""
+    engine = Attention(
+        1, 1, KEYS, dtype=torch.float32, variant=Variant("test_reach", logits_transform=_reach, use_softmax=False)
+    )
+    layout = BlockSparseLayout.from_csr(
+        indptr([1]), torch.zeros(1, dtype=torch.int32), torch.full((1,), KEYS, dtype=torch.int32), KEYS
+    )
+    unit = torch.eye(KEYS).view(1, KEYS, 1, KEYS)
+    plan = engine.plan(indptr([1]), layout, num_workers=1)
+    negative = [SHORT[i - 10] + 100 * (SHORT[i - 10]) + 10000 for i in range(10)]
+    inside = [SHORT[i - 10] + 100 * SHORT[i - 10] + 10000 for i in range(10, 30)]
+    wanted = torch.stack([*negative, *inside, *[torch.tensor(1000.0)] * (KEYS - 30)])
+    out = engine.run(plan, torch.zeros(1, 1, KEYS), unit, unit)
+    assert torch.equal(out.view(-1), wanted)
+    nothing = {"SHORT": SHORT[:0], "INTEGERS_OF_20": INTEGERS_OF_20[:0], "FLAGS_OF_20": FLAGS_OF_20[:0]}
+    out = engine.run(plan, torch.zeros(1, 1, KEYS), unit, unit, params=nothing)
+    assert torch.equal(out.view(-1), torch.full((KEYS,), 1000.0))
+    odd = torch.ones(23, dtype=torch.bool)[3:]  # not at the beginning of a word
+    again = engine.run(plan, torch.zeros(1, 1, KEYS), unit, unit, params={"FLAGS_OF_20": odd})
+    assert torch.equal(again.view(-1), wanted)
