@@ -146,13 +146,14 @@ class Variant:
             raise ValueError(f"Variant.name={self.name!r}: expected an identifier")
         for hook in HOOKS:
             given = getattr(self, hook)
-            if callable(given):
+            if callable(given) and hook not in ("visible", "mask_free"):
                 self._translate(hook, given)
             elif isinstance(given, str):
                 placed = given if given.lstrip().startswith("#line") else f'#line 1 "{self.name}.{hook}"\n{given}'
                 object.__setattr__(self, hook, () if _is_identity(hook, given) else (placed,))
             elif not isinstance(given, tuple) or not all(isinstance(text, str) for text in given):
-                raise TypeError(f"Variant.{hook}={given!r} of {self.name}: expected C++ text or a Python function")
+                kind = "C++ text" if hook in ("visible", "mask_free") else "C++ text or a Python function"
+                raise TypeError(f"Variant.{hook}={given!r} of {self.name}: expected {kind}")
         for bound in ("left", "right"):
             value = getattr(self, bound)
             if value is not None and (not isinstance(value, int) or value < 0):

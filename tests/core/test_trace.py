@@ -395,3 +395,14 @@ def test_names_of_variants() -> None:
 def test_keywords_of_cpp_are_no_names() -> None:
     with pytest.raises(ValueError, match="keyword"):
         Param("class")
+
+
+@pytest.mark.parametrize("given", [3, ("return logits;", 3), None])
+def test_hooks_that_are_neither_text_nor_function(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"Variant\.logits_transform=.*expected C\+\+ text or a Python function"):
+        Variant("x", logits_transform=given)
+
+
+def test_ranges_are_text() -> None:
+    with pytest.raises(TypeError, match=r"Variant\.visible=.*expected C\+\+ text$"):
+        Variant("x", visible=lambda kv_len: kv_len)
