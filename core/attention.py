@@ -153,7 +153,7 @@ class Attention:
         return plan_scan(
             qo_indptr,
             lengths,
-            self.plan_key,
+            self._key_with(block_mask),
             num_workers=num_workers,
             costs=self.tiles.costs,
             layout=layout,
@@ -374,11 +374,16 @@ class Attention:
         words = pack(engine.variant.params, values)
         launch.run(engine, plan.buffer, plan.num_workers, layout, plan.block_mask, tensors, words, scales, unfinished)
 
+    def _key_with(self, block_mask: BlockMask | None) -> PlanKey:
+        """A block mask stands for one variant's mask: a plan with it serves that variant only."""
+        return self.plan_key if block_mask is None else self.plan_key._replace(ranges=self.spec.name)
+
     def _check_plan(self, plan: Plan) -> None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
-        if plan.key is not self.plan_key and plan.key != self.plan_key:
-            raise ValueError(f"plan.key={plan.key}: expected that of this engine, {self.plan_key}")
+        key = self._key_with(plan.block_mask)
+        if plan.key is not key and plan.key != key:
+            raise ValueError(f"plan.key={plan.key}: expected that of this engine, {key}")
 
     def _check_rows(self, name: str, rows: Tensor, dtype: torch.dtype, head_dim: int, plan: Plan) -> None:
         check_tensor(name, rows, dtype=dtype, ndim=3, device=self.device)

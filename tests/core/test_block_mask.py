@@ -104,7 +104,7 @@ def test_the_computed_block_mask_is_the_dense_one_in_blocks() -> None:
 
 def test_bad_block_masks_are_refused() -> None:
     generator = torch.Generator().manual_seed(0)
-    indptr, layout, *_ = problem(generator)
+    indptr, layout, q, k, v = problem(generator)
     engine = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=CHUNKED_MASK)
     kinds = torch.full((1, 16, 16), 2, dtype=torch.uint8)
     for mask, message in (
@@ -114,6 +114,10 @@ def test_bad_block_masks_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             engine.plan(indptr, layout, params={"chunk": CHUNK}, block_mask=mask)
+    plain = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=Variant("full"))
+    masked = engine.plan(indptr, layout, params={"chunk": CHUNK}, block_mask=BlockMask(kinds, 64))
+    with pytest.raises(ValueError, match=r"plan\.key"):
+        plain.run(masked, q, k, v)
     with pytest.raises(ValueError, match="kinds=7"):
         BlockMask(torch.full((1, 1, 1), 7, dtype=torch.uint8), 64)
     with pytest.raises(ValueError, match="has none"):
