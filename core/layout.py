@@ -168,7 +168,8 @@ class BlockSparseLayout:
         Row r holds the slots of a request's prefix, then one slot per draft token; the queries are the drafts, in the
         same order. A draft sees the prefix, its ancestors and itself. Its position is the prefix length plus its depth,
         which hooks (rotary embeddings, ALiBi) use; visibility comes from the mask, so the variant that runs this is
-        ``Full() & PackedMask()``.
+        ``Full() & PackedMask()``. As keys, drafts are at those positions; as queries they count from the row's end like
+        everywhere, so a hook that reads ``q_pos`` (fused rotary embeddings) sees siblings one apart.
 
         Args:
             slots: per request an int32 tensor ``[prefix + drafts]`` of token slots.
