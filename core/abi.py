@@ -70,6 +70,7 @@ class BlockMaskParams(_Struct):
         ("num_kv_heads", c_int32),
         ("length", c_int32),
         ("num_threads", c_int32),
+        ("stream", c_void_p),
     ]
 
 
@@ -93,6 +94,8 @@ class AttentionParams(_Struct):
         ("v_scale", c_float),
         ("unfinished", c_int32),
         ("num_threads", c_int32),
+        ("num_workers", c_int32),
+        ("stream", c_void_p),
     ]
 
 
@@ -108,6 +111,7 @@ class FinishParams(_Struct):
         ("plan", c_void_p),
         ("hook_params", c_void_p),
         ("num_threads", c_int32),
+        ("stream", c_void_p),
     ]
 
 
@@ -123,6 +127,7 @@ class MergeParams(_Struct):
         ("rows", c_int64),
         ("head_dim_v", c_int64),
         ("num_threads", c_int32),
+        ("stream", c_void_p),
     ]
 
 
@@ -151,6 +156,7 @@ class AppendParams(_Struct):
         ("v_cache_stride_slot", c_int64),
         ("v_cache_stride_head", c_int64),
         ("num_threads", c_int32),
+        ("stream", c_void_p),
     ]
 
 
@@ -175,7 +181,7 @@ class PlanHeader(_Struct):
 
 
 class PlanParams(_Struct):
-    """One call of the host planner."""
+    """One call of the planner."""
 
     _fields_: ClassVar = [
         ("qo_indptr", c_void_p),
@@ -187,6 +193,8 @@ class PlanParams(_Struct):
         ("visible", c_void_p),
         ("hook_params", c_void_p),
         ("block_mask", BlockMaskTensor),
+        ("prefix", c_void_p),
+        ("stream", c_void_p),
     ]
 
 

@@ -115,6 +115,7 @@ def run(
         *scales,
         unfinished,
         min(num_workers, torch.get_num_threads()),
+        num_workers,
     )
     status = engine.module.attnloom_run(ctypes.byref(params))
     if status != 0:

@@ -8,6 +8,8 @@
 
 namespace attnloom {
 
+// Every struct of a launch ends with the CUDA stream that it is put on; null where the module runs on a CPU.
+
 // Strides are in elements.
 struct QueryTensor {  // [rows, num_qo_heads, head_dim]
   const void* data;
@@ -54,6 +56,8 @@ struct AttentionParams {
   float v_scale;
   int32_t unfinished;  // write the state (O, LSE) instead of the finished row
   int32_t num_threads;
+  int32_t num_workers;  // of the plan: the grid on a GPU, where the plan's header lies on the device
+  void* stream;
 };
 
 // Finishes rows whose states were merged elsewhere: the sink and output_transform.
@@ -66,6 +70,7 @@ struct FinishParams {
   const int32_t* plan;
   const uint64_t* hook_params;
   int32_t num_threads;
+  void* stream;
 };
 
 struct MergeParams {  // contiguous; out may not alias the states
@@ -77,6 +82,7 @@ struct MergeParams {  // contiguous; out may not alias the states
   int64_t rows;
   int64_t head_dim_v;
   int32_t num_threads;
+  void* stream;
 };
 
 struct AppendParams {  // strides in bytes; caches as CacheTensor
@@ -95,6 +101,7 @@ struct AppendParams {  // strides in bytes; caches as CacheTensor
   int64_t k_cache_stride_block, k_cache_stride_slot, k_cache_stride_head;
   int64_t v_cache_stride_block, v_cache_stride_slot, v_cache_stride_head;
   int32_t num_threads;
+  void* stream;
 };
 
 struct PlanParams {
@@ -107,6 +114,8 @@ struct PlanParams {
   void* visible;                // planner/scan.h: VisibleHook, or null
   const uint64_t* hook_params;  // of the variant, where it declares a visible range
   BlockMask block_mask;
+  int64_t* prefix;  // on a GPU: tile_capacity + 1 words of scratch
+  void* stream;
 };
 
 // Fills a block mask from a variant's logits_mask, evaluated at every position.
@@ -120,6 +129,7 @@ struct BlockMaskParams {
   int32_t num_kv_heads;
   int32_t length;  // positions from here on are not evaluated
   int32_t num_threads;
+  void* stream;
 };
 
 }  // namespace attnloom
