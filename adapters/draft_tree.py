@@ -1,0 +1,75 @@
+"""Draft trees to a packed mask: what verification of speculative decoding has.
+
+A request's drafts are the last keys of its row, and its queries. The prefix before them is seen by every draft, so it
+takes no bits and no work: it is blocks of the layout like any other. Which drafts see each other is one bit a pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnloom.core.checks import check_tensor
+
+_WEIGHTS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+
+
+def tail_masks(mask: Tensor, prefix_lens: Tensor, drafts: int) -> dict[str, Tensor]:
+    """The parameters of :func:`attnloom.variants.PackedMask` from SGLang's tree mask.
+
+    Args:
+        mask: bool, flat, request after request, row after row: for each draft which keys it sees. A row has either
+            ``drafts`` columns, or ``prefix + drafts`` (FULL_MASK), of which only the last are read. It may be longer.
+        prefix_lens: integer ``[requests]``, KV tokens before the drafts.
+        drafts: drafts of each request, the same for all.
+
+    Raises:
+        ValueError: the mask has fewer elements than drafts among each other.
+    """
+    check_tensor("mask", mask, dtype=torch.bool, ndim=1)
+    requests = prefix_lens.shape[0]
+    pairs = drafts * drafts
+    if mask.shape[0] < requests * pairs:
+        raise ValueError(f"mask.shape={tuple(mask.shape)}: expected at least {requests} x {drafts} x {drafts} elements")
+    device = mask.device
+    if mask.shape[0] == requests * pairs:
+        bits = mask
+    else:
+        columns = prefix_lens.to(torch.int64) + drafts
+        begins = torch.cumsum(columns * drafts, 0) - columns * drafts
+        draft = torch.arange(drafts, device=device)
+        entries = (begins + columns - drafts).view(-1, 1, 1) + draft
+        entries = entries + draft.view(1, -1, 1) * columns.view(-1, 1, 1)
+        bits = mask[entries.view(-1)]
+    return _packed(bits, prefix_lens, drafts, drafts)
+
+
+def branch_masks(prefix_lens: Tensor, branches: int, stride: Tensor, widest: int, step: int) -> dict[str, Tensor]:
+    """The same parameters for one step of drafting: every branch of a request is a query, and sees its own drafts.
+
+    Branch b has its drafts at the keys ``prefix + b * stride ... prefix + b * stride + step``.
+
+    Args:
+        prefix_lens: integer ``[requests]``, KV tokens before the drafts.
+        branches: queries of each request.
+        stride: int64 ``[requests]``, keys from one branch to the next.
+        widest: at least the largest of them, so that no length has to be read from a device.
+        step: drafts of a branch before the newest one.
+    """
+    requests, device = prefix_lens.shape[0], prefix_lens.device
+    columns = widest * (branches - 1) + step + 1
+    begin = torch.arange(branches, device=device).view(1, -1, 1) * stride.view(-1, 1, 1)
+    column = torch.arange(columns, device=device)
+    return _packed(((column >= begin) & (column <= begin + step)).reshape(-1), prefix_lens, branches, columns)
+
+
+def _packed(bits: Tensor, prefix_lens: Tensor, queries: int, columns: int) -> dict[str, Tensor]:
+    """Parameters of PackedMask from bits ``[requests * queries * columns]`` of the keys after the prefix."""
+    requests, device = prefix_lens.shape[0], bits.device
+    octets = torch.nn.functional.pad(bits, (0, -bits.shape[0] % 8)).view(-1, 8)
+    return {
+        "packed_mask": (octets * _WEIGHTS.to(device)).sum(1, dtype=torch.uint8),
+        "mask_offset": torch.arange(requests, device=device) * (queries * columns),
+        "mask_begin": prefix_lens.to(torch.int32),
+        "mask_columns": torch.full((requests,), columns, dtype=torch.int32, device=device),
+    }

@@ -1,0 +1,1 @@
+"""attnloom as SGLang's attention backend `attnloom`, for SGLang 0.5.17. SGLang enters through plugin.py."""

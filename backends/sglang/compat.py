@@ -1,0 +1,103 @@
+"""What attnloom needs of SGLang, found by looking for it and never by comparing versions.
+
+A name that moved is a sentence here, and SGLang stops with it when attnloom is chosen: a plugin's own errors SGLang only
+logs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib import metadata
+from typing import Any
+
+# Module, name in it, and what attnloom does with it.
+_NEEDED = (
+    ("sglang.srt.layers.attention.base_attn_backend", "AttentionBackend.init_forward_metadata_out_graph", "steps begin"),
+    ("sglang.srt.layers.attention.base_attn_backend", "AttentionBackend.needs_cpu_seq_lens", "lengths stay on the GPU"),
+    ("sglang.srt.layers.radix_attention", "RadixAttention", "what layers are"),
+    ("sglang.srt.layers.radix_attention", "AttentionType.DECODER_BIDIRECTIONAL", "kinds of layers"),
+    ("sglang.srt.mem_cache.memory_pool", "KVWriteLoc", "how keys are written"),
+    ("sglang.srt.model_executor.forward_batch_info", "ForwardMode.DRAFT_EXTEND_V2", "kinds of steps"),
+    ("sglang.srt.plugins.hook_registry", "HookRegistry.register", "lists of backends are closed"),
+    ("sglang.srt.plugins.hook_registry", "HookType.AROUND", "lists of backends are closed"),
+    ("sglang.srt.utils.common", "support_triton", "the name decides who writes the token table"),
+    ("sglang.srt.mem_cache.allocation", "get_last_loc", "the name decides who reads the token table"),
+    ("sglang.srt.speculative.draft_utils", "DraftBackendFactory.create_decode_backend", "drafting has backends"),
+    ("sglang.srt.speculative.draft_utils", "DraftBackendFactory.create_draft_extend_backend", "drafting has backends"),
+)
+_FIELDS = ("forward_mode", "batch_size", "req_pool_indices", "seq_lens", "out_cache_loc", "extend_seq_lens", "spec_info")
+_LAYER_ARGUMENTS = (
+    "num_heads",
+    "head_dim",
+    "scaling",
+    "num_kv_heads",
+    "layer_id",
+    "logit_cap",
+    "v_head_dim",
+    "sliding_window_size",
+    "is_cross_attention",
+    "pos_encoding_mode",
+    "logit_capping_method",
+    "quant_config",
+    "attn_type",
+    "use_irope",
+    "prefix",
+)
+
+
+def refusals() -> list[str]:
+    """Every reason, in words, why attnloom cannot serve in the SGLang that is installed; empty when it can."""
+    reasons = [
+        f"{module}.{name} is missing ({use})"
+        for module, name, use in _NEEDED
+        if not _has(module, *name.split("."))
+    ]
+    if not reasons:
+        reasons = _moved_fields()
+    if reasons:
+        reasons.append(f"sglang {_version()} is installed, attnloom was made with 0.5.17")
+    return reasons
+
+
+def verify_mask(buffer: Any, max_bs: int) -> Any | None:
+    """SGLang's holder of a tree mask with a row of drafts for each draft; None where SGLang has none (before 0.5.17)."""
+    try:
+        from sglang.srt.layers.attention.verify_mask import VerifyMask
+        from sglang.srt.speculative.eagle_utils import TreeMaskMode
+    except ImportError:
+        return None
+    return VerifyMask(buffer=buffer, mode=TreeMaskMode.QLEN_ONLY, max_bs=max_bs)
+
+
+def _has(module: str, *names: str) -> bool:
+    try:
+        found: Any = importlib.import_module(module)
+        for name in names:
+            found = getattr(found, name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _moved_fields() -> list[str]:
+    """A field that is gone was renamed; an argument of a layer that is new may change what it computes."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    fields = ForwardBatch.__dataclass_fields__
+    reasons = [f"ForwardBatch has no field {name}" for name in _FIELDS if name not in fields]
+    known = [*inspect.signature(RadixAttention.__init__).parameters][1:]
+    reasons += [
+        f"RadixAttention has an argument {name}, which attnloom does not know"
+        for name in known
+        if name not in _LAYER_ARGUMENTS
+    ]
+    return reasons
+
+
+def _version() -> str:
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return "of an unknown version"

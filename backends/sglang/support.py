@@ -1,0 +1,68 @@
+"""What the backend can serve of a model and its server, and the words for what it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def refusals(runner: Any) -> list[str]:
+    """Every reason, in words, why attnloom cannot serve this model in this server; empty when it can.
+
+    Args:
+        runner: SGLang's ModelRunner, with model and memory pools.
+    """
+    arguments, pool = runner.server_args, runner.token_to_kv_pool
+    device = torch.device(runner.device).type
+    checks = (
+        (device != "cpu", f"device {device} is not supported yet: this version of attnloom has kernels for CPUs only"),
+        (runner.dtype not in DTYPES, f"dtype {runner.dtype} is not supported, only {', '.join(map(str, DTYPES))}"),
+        (
+            runner.kv_cache_dtype != runner.dtype,
+            f"--kv-cache-dtype {runner.kv_cache_dtype} is not supported yet: keys and values are kept in the model's own "
+            f"dtype, {runner.dtype}",
+        ),
+        (_is_mla(runner), "multi-head latent attention (MLA) is not supported yet"),
+        (_get(pool, "use_hnd", "kv_cache_layout") in (True, "vectorized_5d"), _LAYOUT),
+        (bool(_get(pool, "is_quantized_kv_cache")), "quantised KV caches are not supported yet"),
+        (
+            getattr(getattr(runner, "token_to_kv_pool_allocator", None), "translate_kv_loc", None) is not None,
+            "the unified memory pool is not supported yet",
+        ),
+        (
+            bool(getattr(arguments, "enable_deterministic_inference", False)),
+            "--enable-deterministic-inference is not supported yet",
+        ),
+        ((getattr(arguments, "dcp_size", None) or 1) > 1, "decode context parallelism is not supported yet"),
+        (
+            getattr(arguments, "dllm_algorithm", None) is not None,
+            "diffusion language models (--dllm-algorithm) are not supported yet",
+        ),
+    )
+    return [reason for wrong, reason in checks if wrong]
+
+
+_LAYOUT = "KV caches are supported in the layout [tokens, heads, head size] only: unset SGLANG_USE_HND_KVCACHE"
+
+
+def bidirectional_refusal(runner: Any) -> str | None:
+    """Why layers whose prompts are bidirectional cannot be served; None when they can."""
+    if runner.server_args.chunked_prefill_size == -1:
+        return None
+    return (
+        "prompts of this model are bidirectional, and a part of one cannot see what comes after: expected "
+        f"--chunked-prefill-size -1, got {runner.server_args.chunked_prefill_size}"
+    )
+
+
+def _is_mla(runner: Any) -> bool:
+    return str(getattr(getattr(runner.model_config, "attention_arch", None), "name", "")) == "MLA"
+
+
+def _get(pool: Any, *names: str) -> Any:
+    """The first of these that is set, of a pool or of the pools inside it."""
+    pools = [pool, *(getattr(pool, name, None) for name in ("full_kv_pool", "swa_kv_pool"))]
+    return next((value for one in pools for name in names if (value := getattr(one, name, None))), None)
