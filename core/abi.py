@@ -111,6 +111,7 @@ class FinishParams(_Struct):
         ("plan", c_void_p),
         ("hook_params", c_void_p),
         ("num_threads", c_int32),
+        ("total_q", c_int32),
         ("stream", c_void_p),
     ]
 

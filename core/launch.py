@@ -143,6 +143,7 @@ def finish(
         plan_buffer.data_ptr(),
         ctypes.addressof(words),
         torch.get_num_threads(),
+        values.shape[0],
     )
     engine.module.attnloom_finish(ctypes.byref(params))
 

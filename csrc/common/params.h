@@ -70,6 +70,7 @@ struct FinishParams {
   const int32_t* plan;
   const uint64_t* hook_params;
   int32_t num_threads;
+  int32_t total_q;  // rows of the states: what a GPU needs for its grid
   void* stream;
 };
 

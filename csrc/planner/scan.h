@@ -73,7 +73,8 @@ ATTNLOOM_HD void fill_tile(PlanView<int32_t> plan, const PlanInput& in, int32_t 
   plan.tile_request()[tile] = request;
   plan.tile_row()[tile] = row;
   plan.tile_rows()[tile] = rows;
-  plan.tile_kv_tiles()[tile] = visible_kv_tiles(header, in, request, row, rows, qo_len, in.kv_lens[request]);
+  const int32_t kv_len = clamp_to(in.kv_lens[request], 0, INT32_MAX);
+  plan.tile_kv_tiles()[tile] = visible_kv_tiles(header, in, request, row, rows, qo_len, kv_len);
 }
 
 ATTNLOOM_HD int64_t unit_cost(const CostModel& cost, int32_t rows) {
@@ -119,23 +120,29 @@ ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cos
   return {low + 1, 0, 0};
 }
 
+// The first stretch of [low, high) that begins after `at`, or high: starts ascend.
+ATTNLOOM_HD int32_t first_beyond(PlanView<int32_t> plan, Coordinate at, int32_t low, int32_t high) {
+  while (low < high) {
+    const int32_t middle = low + (high - low) / 2;
+    if (at < plan.start(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
 // Which stretches share an item with `stretch`. split_begin: the one that opened the item inside which it begins,
 // else -1. split_end: the last one of the item that it opens and leaves open, else -1.
 ATTNLOOM_HD void fill_splits(PlanView<int32_t> plan, int32_t stretch) {
-  const int32_t num_stretches = plan.num_stretches();
   const Coordinate start = plan.start(stretch);
   const Coordinate stop = plan.start(stretch + 1);
   int32_t opener = -1;
-  if (start.kv > 0) {
-    opener = stretch - 1;
-    while (plan.start(opener).kv > 0 && same_item(plan.start(opener), start)) --opener;
-  }
+  if (start.kv > 0) opener = first_beyond(plan, {start.tile, start.head, 0}, 0, stretch) - 1;
   int32_t last = -1;
   const bool opens = stop.kv > 0 && !(Coordinate{stop.tile, stop.head, 0} < start);
-  if (opens) {
-    last = stretch + 1;
-    while (last + 1 < num_stretches && plan.start(last + 1).kv > 0 && same_item(plan.start(last + 1), stop)) ++last;
-  }
+  if (opens) last = first_beyond(plan, {stop.tile, stop.head, INT32_MAX}, stretch + 1, plan.num_stretches()) - 1;
   plan.split_begin()[stretch] = opener;
   plan.split_end()[stretch] = last;
 }

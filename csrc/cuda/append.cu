@@ -1,0 +1,68 @@
+// Writes new keys and values into the pages of a cache: a CTA per token, vectors as wide as addresses and strides
+// allow.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/macros.h"
+#include "common/params.h"
+
+namespace {
+
+using attnloom::AppendParams;
+
+constexpr int kThreads = 128;
+
+template <typename Vector>
+__global__ void append_kernel(const __grid_constant__ AppendParams p) {
+  const int64_t token = blockIdx.x;
+  const int64_t slot = p.slots[token];
+  if (slot < 0) return;
+  const int64_t block = slot / p.block_size;
+  const int64_t offset = slot % p.block_size;
+  const char* k = p.k + token * p.k_stride_token;
+  const char* v = p.v + token * p.v_stride_token;
+  char* k_to = p.k_cache + block * p.k_cache_stride_block + offset * p.k_cache_stride_slot;
+  char* v_to = p.v_cache + block * p.v_cache_stride_block + offset * p.v_cache_stride_slot;
+  const int k_chunks = static_cast<int>(p.k_row_bytes / sizeof(Vector));
+  const int v_chunks = static_cast<int>(p.v_row_bytes / sizeof(Vector));
+  const int chunks = max(k_chunks, v_chunks);
+  const int count = static_cast<int>(p.num_kv_heads) * chunks;
+  for (int index = threadIdx.x; index < count; index += kThreads) {
+    const int head = index / chunks;
+    const int64_t at = static_cast<int64_t>(index % chunks) * sizeof(Vector);
+    const bool has_k = index % chunks < k_chunks;
+    const bool has_v = index % chunks < v_chunks;
+    Vector key;  // both loads are in flight before either is written
+    Vector value;
+    if (has_k) key = *reinterpret_cast<const Vector*>(k + head * p.k_stride_head + at);
+    if (has_v) value = *reinterpret_cast<const Vector*>(v + head * p.v_stride_head + at);
+    if (has_k) *reinterpret_cast<Vector*>(k_to + head * p.k_cache_stride_head + at) = key;
+    if (has_v) *reinterpret_cast<Vector*>(v_to + head * p.v_cache_stride_head + at) = value;
+  }
+}
+
+// Bits that are set in some address, stride or row size that a vector must divide.
+uint64_t alignment_bits(const AppendParams& p) {
+  const int64_t strides = p.k_row_bytes | p.v_row_bytes | p.k_stride_token | p.k_stride_head | p.v_stride_token |
+                          p.v_stride_head | p.k_cache_stride_block | p.k_cache_stride_slot | p.k_cache_stride_head |
+                          p.v_cache_stride_block | p.v_cache_stride_slot | p.v_cache_stride_head;
+  return static_cast<uint64_t>(strides) | reinterpret_cast<uint64_t>(p.k) | reinterpret_cast<uint64_t>(p.v) |
+         reinterpret_cast<uint64_t>(p.k_cache) | reinterpret_cast<uint64_t>(p.v_cache);
+}
+
+}  // namespace
+
+// Returns CUDA's error.
+ATTNLOOM_EXPORT int32_t attnloom_append(const AppendParams* params) {
+  const AppendParams& p = *params;
+  const uint64_t bits = alignment_bits(p);
+  const auto kernel = bits % 16 == 0  ? append_kernel<uint4>
+                      : bits % 8 == 0 ? append_kernel<uint2>
+                      : bits % 4 == 0 ? append_kernel<uint32_t>
+                      : bits % 2 == 0 ? append_kernel<uint16_t>
+                                      : append_kernel<uint8_t>;
+  kernel<<<static_cast<unsigned>(p.num_tokens), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
+  return static_cast<int32_t>(cudaGetLastError());
+}

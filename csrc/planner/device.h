@@ -1,0 +1,184 @@
+// The device planner: the functions of scan.h, run by one CTA. Every array comes out as on the host, word for word,
+// except that a negative length counts as 0 and that a plan past its capacity is empty: nobody is there to be told.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/params.h"
+#include "planner/plan.h"
+#include "planner/scan.h"
+
+namespace attnloom {
+namespace device_planner {
+
+constexpr int kWarps = 32;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kSharedTiles = 4096;  // as many tiles keep their prefix sum in shared memory
+
+struct Shared {
+  int64_t costs_of_warps[kWarps];
+  int32_t first_tile[kThreads];  // of each request of a round, counted from the round's first
+  int64_t prefix[kSharedTiles + 1];
+};
+
+// Sum of the values of all threads before this one; `total` is the sum of all. A barrier must follow before the next
+// call.
+template <typename T>
+__device__ T sum_before(T value, T* warps, T& total) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  T sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const T other = __shfl_up_sync(0xffffffff, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) warps[warp] = sum;
+  __syncthreads();
+  if (warp == 0) {
+    T whole = lane < blockDim.x / 32 ? warps[lane] : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const T other = __shfl_up_sync(0xffffffff, whole, step);
+      if (lane >= step) whole += other;
+    }
+    warps[lane] = whole;
+  }
+  __syncthreads();
+  total = warps[kWarps - 1];
+  return sum - value + (warp > 0 ? warps[warp - 1] : 0);
+}
+
+// The last request of a round whose first tile is not after `tile`; those before it without tiles share its number.
+__device__ inline int32_t request_of(const int32_t* first_tile, int32_t requests, int32_t tile) {
+  int32_t low = 0;
+  int32_t high = requests;
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (first_tile[middle] <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Fills the tile arrays and the prefix sums; returns the number of tiles, -1 when they exceed the capacity. A round
+// takes as many requests as there are threads, and inside it as many tiles at a time.
+__device__ inline int32_t fill_tiles(PlanView<int32_t> plan, const PlanHeader& header, const PlanInput& in,
+                                     int64_t* prefix, Shared& shared) {
+  const int32_t threads = blockDim.x;
+  const int32_t thread = threadIdx.x;
+  const int32_t heads_of_line = header.num_kv_heads / header.lockstep;
+  int32_t tiles = 0;
+  int64_t cost = 0;
+  for (int32_t first = 0; first < header.num_requests; first += threads) {
+    const int32_t request = first + thread;
+    int64_t count = 0;
+    if (request < header.num_requests) {
+      const int32_t begin = in.qo_indptr[request];
+      plan.qo_indptr()[request] = begin;
+      const int32_t qo_len = in.qo_indptr[request + 1] - begin;
+      count = qo_len > 0 ? tiles_of_request(header, qo_len) : 0;
+    }
+    int64_t of_round;
+    const int64_t before = sum_before(count, shared.costs_of_warps, of_round);
+    if (tiles + of_round > header.tile_capacity) return -1;
+    shared.first_tile[thread] = static_cast<int32_t>(before);
+    __syncthreads();
+    for (int32_t base = 0; base < of_round; base += threads) {
+      const int32_t index = base + thread;
+      const int32_t tile = tiles + index;
+      int64_t own = 0;
+      if (index < of_round) {
+        const int32_t requests = static_cast<int32_t>(min_of(threads, header.num_requests - first));
+        const int32_t local = request_of(shared.first_tile, requests, index);
+        fill_tile(plan, in, first + local, index - shared.first_tile[local], tile);
+        own = heads_of_line * item_cost(in.cost, plan.tile_rows()[tile], plan.tile_kv_tiles()[tile]);
+      }
+      int64_t of_tiles;
+      const int64_t place = cost + sum_before(own, shared.costs_of_warps, of_tiles);
+      if (index < of_round) prefix[tile] = place;
+      cost += of_tiles;
+      __syncthreads();
+    }
+    tiles += static_cast<int32_t>(of_round);
+    __syncthreads();
+  }
+  if (thread == 0) {
+    plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
+    prefix[tiles] = cost;
+  }
+  return tiles;
+}
+
+// The whole plan. The header comes by value, complete but for num_tiles.
+__device__ inline void make_plan(const PlanParams& params, const PlanHeader& given, const PlanInput& in,
+                                 Shared& shared) {
+  PlanView<int32_t> plan{params.plan};
+  PlanHeader& header = *reinterpret_cast<PlanHeader*>(params.plan);
+  if (threadIdx.x == 0) header = given;
+  __syncthreads();
+  int64_t* prefix = given.tile_capacity <= kSharedTiles ? shared.prefix : params.prefix;
+  const int32_t tiles = fill_tiles(plan, given, in, prefix, shared);
+  if (threadIdx.x == 0) header.num_tiles = tiles < 0 ? 0 : tiles;
+  __syncthreads();
+  const int32_t num_stretches = given.num_workers / given.lockstep;
+  for (int32_t stretch = threadIdx.x; stretch <= num_stretches; stretch += blockDim.x) {
+    const Coordinate start = locate(PlanView<const int32_t>{params.plan}, in.cost, prefix, stretch);
+    plan.worker_tile()[stretch] = start.tile;
+    plan.worker_head()[stretch] = start.head;
+    plan.worker_kv()[stretch] = start.kv;
+  }
+  __syncthreads();
+  for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) fill_splits(plan, stretch);
+}
+
+// A plan by the band alone.
+struct NoVisible {
+  static constexpr bool kHasVisible = false;
+};
+struct NoHookParams {
+  explicit NoHookParams(const uint64_t*) {}
+};
+
+// The range that a variant declares, with the parameters where the kernel got them.
+template <typename Variant, typename HookParams>
+__device__ Range visible_of(const uint64_t* hooks, const QueryTile* tile) {
+  return Variant::visible(*reinterpret_cast<const HookParams*>(hooks), tile->request, tile->first, tile->last,
+                          tile->kv_len);
+}
+
+template <typename Variant, typename HookParams>
+__global__ void __launch_bounds__(kThreads, 1)
+    planner_kernel(const __grid_constant__ PlanParams params, const __grid_constant__ PlanHeader header,
+                   const __grid_constant__ HookParams hooks) {
+  __shared__ Shared shared;
+  PlanInput in{params.qo_indptr, params.kv_lens, {params.cost_item, params.cost_kv_tile, params.cost_row},
+               nullptr,          nullptr,        params.block_mask};
+  if constexpr (Variant::kHasVisible) {
+    in.visible = visible_of<Variant, HookParams>;
+    in.hook_params = reinterpret_cast<const uint64_t*>(&hooks);
+  }
+  make_plan(params, header, in, shared);
+}
+
+}  // namespace device_planner
+
+// Puts the planner on the stream; returns CUDA's error. qo_indptr, kv_lens, plan, prefix and the block mask lie on the
+// device; hook_params on the host, like everywhere.
+template <typename Variant = device_planner::NoVisible, typename HookParams = device_planner::NoHookParams>
+int32_t plan_on_device(const PlanParams& params, const PlanHeader& header) {
+  using namespace device_planner;
+  // No more threads than there is work for: a barrier of few warps is cheaper.
+  int threads = 128;
+  while (threads < kThreads && threads < header.num_requests) threads *= 2;
+  planner_kernel<Variant, HookParams>
+      <<<1, threads, 0, static_cast<cudaStream_t>(params.stream)>>>(params, header, HookParams(params.hook_params));
+  return static_cast<int32_t>(cudaGetLastError());
+}
+
+}  // namespace attnloom
