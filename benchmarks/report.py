@@ -139,6 +139,42 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
+def document(
+    name: str,
+    rows: Sequence[Row],
+    *,
+    peers: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+    measured: str | None = None,
+) -> dict[str, Any]:
+    """What is written to a file.
+
+    Args:
+        name: of the program.
+        rows: what it found.
+        peers: distributions whose versions matter.
+        more: further top-level fields.
+        measured: the commit, where the program runs on a copy without its history.
+    """
+    return {
+        "benchmark": name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": measured or commit(),
+        "machine": machine(),
+        "versions": versions(*peers),
+        **(more or {}),
+        "rows": [row.as_json() for row in rows],
+    }
+
+
+def write(file: Path, result: Mapping[str, Any]) -> None:
+    """Replace the file, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(file)
+
+
 def publish(
     name: str,
     rows: Sequence[Row],
@@ -148,27 +184,13 @@ def publish(
     more: Mapping[str, Any] | None = None,
     measured: str | None = None,
 ) -> None:
-    """Print the table, and write the file if one was asked for.
+    """Print the table, and write the file if one was asked for; arguments as :func:`document`'s.
 
     Args:
-        name: of the program.
-        rows: what it found.
         file: where the JSON goes; None: nowhere.
-        peers: distributions whose versions matter.
-        more: further top-level fields.
-        measured: the commit, where the program runs on a copy without its history.
     """
-    result = {
-        "benchmark": name,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": measured or commit(),
-        "machine": machine(),
-        "versions": versions(*peers),
-        **(more or {}),
-        "rows": [row.as_json() for row in rows],
-    }
+    result = document(name, rows, peers=peers, more=more, measured=measured)
     print(table(rows))
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(result, indent=1) + "\n")
+        write(file, result)
         print(f"written: {file}")
