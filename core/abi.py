@@ -209,6 +209,9 @@ _SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "attnloom_append": (c_int32, [POINTER(AppendParams)]),
     "attnloom_plan_scan": (c_int64, [POINTER(PlanParams), POINTER(PlanHeader)]),
     "attnloom_plan_algorithm1": (c_int64, [POINTER(PlanParams), c_void_p, c_void_p]),
+    "attnloom_plan_scan_device": (c_int32, [POINTER(PlanParams), POINTER(PlanHeader)]),
+    "attnloom_capture": (c_int64, [c_void_p]),
+    "attnloom_prepare": (c_int32, []),
     "attnloom_find_bad_index": (c_int32, [POINTER(LayoutTensors), c_int64, c_int64, c_int64, c_void_p]),
 }
 

@@ -1,14 +1,32 @@
-"""The arena: room for partial states, one per thread that launches, shared by engines and layers.
+"""The arena: room for partial states, shared by engines and layers whose launches follow each other.
 
-Launches of one thread follow each other, so they may share it; launches of two threads may not.
+On a CPU those are the launches of one thread; on a GPU those of one stream, whoever launches. A graph that is being
+captured takes the states' room from its own pool, and counters of its own: graphs may be replayed side by side, on any
+stream, as far as torch lets them.
 """
 
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from attnloom.core.device_module import device_module
+from attnloom.core.streams import capturing, current_stream
+
+
+class Room(NamedTuple):
+    """States float32 ``[2 * workers * tile_q * (head_dim_v + 1)]``, arrivals int32 ``[workers]``, all zero."""
+
+    states: Tensor
+    arrivals: Tensor
+
+
+def floats(num_workers: int, tile_q: int, head_dim_v: int) -> int:
+    """Floats that the partial states of a launch take: at most two pieces of a worker, values and LSE."""
+    return 2 * num_workers * tile_q * (head_dim_v + 1)
 
 
 class Arena(threading.local):
@@ -18,19 +36,75 @@ class Arena(threading.local):
         self.states = torch.empty(0, dtype=torch.float32)
         self.arrivals = torch.zeros(0, dtype=torch.int32)
 
-    def reserve(self, num_workers: int, tile_q: int, head_dim_v: int) -> tuple[Tensor, Tensor]:
-        """Room for this many workers; grows, never shrinks.
-
-        Returns:
-            states float32 ``[>= 2 * num_workers * tile_q * (head_dim_v + 1)]``,
-            arrivals int32 ``[>= num_workers]``, all zero.
-        """
-        floats = 2 * num_workers * tile_q * (head_dim_v + 1)
-        if self.states.shape[0] < floats:
-            self.states = torch.empty(floats, dtype=torch.float32)
+    def reserve(self, num_workers: int, tile_q: int, head_dim_v: int) -> Room:
+        """Room for this many workers; grows, never shrinks."""
+        needed = floats(num_workers, tile_q, head_dim_v)
+        if self.states.shape[0] < needed:
+            self.states = torch.empty(needed, dtype=torch.float32)
         if self.arrivals.shape[0] < num_workers:
             self.arrivals = torch.zeros(num_workers, dtype=torch.int32)
-        return self.states, self.arrivals
+        return Room(self.states, self.arrivals)
 
 
 arena = Arena()
+
+
+class StreamArenas:
+    """The arenas of a CUDA device, one for each stream on which something was launched."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._rooms: dict[int, Room] = {}
+        self._captured: dict[int, tuple[int, Tensor]] = {}
+
+    def reserve(self, stream: int, needed: int, num_workers: int) -> Room:
+        """Room for a launch on ``stream``, the current stream of the current device.
+
+        A room that became too small goes back to torch's allocator, which gives it out again behind the launches that
+        use it.
+
+        Args:
+            stream: handle.
+            needed: see :func:`floats`.
+            num_workers: of the launch.
+        """
+        if capturing():
+            return Room(
+                torch.empty(needed, dtype=torch.float32, device=self.device), self._counters(stream, num_workers)
+            )
+        room = self._rooms.get(stream)
+        if room is None or room.states.shape[0] < needed or room.arrivals.shape[0] < num_workers:
+            if room is not None:
+                needed = max(needed, room.states.shape[0])
+                num_workers = max(num_workers, room.arrivals.shape[0])
+            states = torch.empty(needed, dtype=torch.float32, device=self.device)
+            arrivals = torch.zeros(num_workers, dtype=torch.int32, device=self.device)
+            room = self._rooms[stream] = Room(states, arrivals)
+        return room
+
+    def _counters(self, stream: int, num_workers: int) -> Tensor:
+        """Counters of the capture under way, zeroed at the start of each replay and reset by each launch.
+
+        Kept until the stream is captured again: no other tensor of this graph may take their place, and one of another
+        graph may, because this one zeroes them anew.
+        """
+        capture = int(device_module(self.device).attnloom_capture(stream))
+        known = self._captured.get(stream)
+        if known is None or known[0] != capture or known[1].shape[0] < num_workers:
+            known = (capture, torch.zeros(num_workers, dtype=torch.int32, device=self.device))
+            self._captured[stream] = known
+        return known[1]
+
+
+_arenas: dict[torch.device, StreamArenas] = {}
+
+
+def stream_arenas(device: torch.device) -> StreamArenas:
+    """The arenas of a CUDA device (with its index), shared by all engines there."""
+    return _arenas.setdefault(device, StreamArenas(device))
+
+
+def current_room(device: torch.device, needed: int, num_workers: int) -> Room:
+    """The room of the device's current stream, as an engine reserves it when it is made."""
+    with torch.cuda.device(device):
+        return stream_arenas(device).reserve(current_stream(device.index), needed, num_workers)

@@ -35,7 +35,8 @@ class BlockMask:
         check_positive("block_size", self.block_size)
         if not self.kinds.is_contiguous():
             raise ValueError(f"kinds.stride()={self.kinds.stride()}: expected a contiguous tensor")
-        if self.kinds.numel() and int(self.kinds.max()) > FULL:
+        # On a GPU it is not looked at: that would wait for the device.
+        if not self.kinds.is_cuda and self.kinds.numel() and int(self.kinds.max()) > FULL:
             raise ValueError(f"kinds={int(self.kinds.max())}: expected 0 (hidden), 1 (partial) or 2 (full)")
 
     @classmethod
@@ -74,6 +75,13 @@ class BlockMask:
 
     def struct(self) -> BlockMaskTensor:
         """As a kernel takes it."""
-        requests, q_blocks, kv_blocks = self.kinds.shape
-        stride = q_blocks * kv_blocks if requests > 1 else 0
-        return BlockMaskTensor(self.kinds.data_ptr(), stride, q_blocks, kv_blocks)
+        return mask_struct(self.kinds)
+
+
+def mask_struct(kinds: Tensor | None) -> BlockMaskTensor:
+    """The struct of the kinds of a block mask; None is none."""
+    if kinds is None:
+        return BlockMaskTensor()
+    requests, q_blocks, kv_blocks = kinds.shape
+    stride = q_blocks * kv_blocks if requests > 1 else 0
+    return BlockMaskTensor(kinds.data_ptr(), stride, q_blocks, kv_blocks)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnloom.core.abi import PLAN_HEADER_WORDS
+from attnloom.core.abi import PLAN_HEADER_WORDS, PlanHeader
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.tiles import Costs
@@ -54,13 +54,13 @@ class Plan:
     Attributes:
         key: what it depends on besides lengths.
         num_requests: rows of the layout.
-        num_tiles: query tiles.
+        num_tiles: query tiles; -1 where the device planned and nobody read it back (see :meth:`host`).
         num_workers: workers; on a CPU they are shared by torch's threads.
         lockstep: neighbouring workers that run the same stretch, each on another kv head of a group of as many; arrays
             "per stretch" have ``num_workers // lockstep`` entries.
         total_q: query tokens.
         costs: the cost model it was balanced with.
-        buffer: int32, a header and the arrays below (csrc/planner/plan.h).
+        buffer: int32, a header and the arrays below (csrc/planner/plan.h), where the kernel runs.
         layout: where the KV lies; None for a plan made for its numbers only.
         block_mask: KV tiles that are skipped or need no mask, or None.
     """
@@ -79,7 +79,22 @@ class Plan:
     # Block counts of caches that the block ids were checked against.
     checked_blocks: set[int] = field(default_factory=set, repr=False)
 
+    def host(self) -> Plan:
+        """The same plan with its arrays on the host, for people and tests: it waits for the device."""
+        if self.buffer.device.type == "cpu":
+            return self
+        buffer = self.buffer.cpu()
+        header = PlanHeader.from_address(buffer.data_ptr())
+        return replace(
+            self,
+            buffer=buffer,
+            num_tiles=header.num_tiles,
+            total_q=int(buffer[PLAN_HEADER_WORDS + header.num_requests]),
+        )
+
     def _array(self, index: int) -> Tensor:
+        if self.buffer.device.type != "cpu":
+            return self.host()._array(index)
         tiles, stretches = self.tile_capacity, self.num_workers // self.lockstep
         rooms = [self.num_requests + 1, tiles, tiles, tiles, tiles, *[stretches + 1] * 3, stretches, stretches]
         used = [self.num_requests + 1, *[self.num_tiles] * 4, *[stretches + 1] * 3, stretches, stretches]
@@ -143,6 +158,8 @@ class Plan:
 
     def pieces(self) -> list[Piece]:
         """Every piece of every worker, in order. Enumerates items: for people and tests, not for a step."""
+        if self.buffer.device.type != "cpu":
+            return self.host().pieces()
         kv_tiles = self.tile_kv_tiles.tolist()
         starts = list(zip(self.worker_tile.tolist(), self.worker_head.tolist(), self.worker_kv.tolist(), strict=True))
         heads = self.key.num_kv_heads // self.lockstep
@@ -172,6 +189,8 @@ class Plan:
 
     def __str__(self) -> str:
         """A table: a line per worker."""
+        if self.buffer.device.type != "cpu":
+            return str(self.host())
         loads = self.worker_tiles()
         mean = float(loads.to(torch.float64).mean()) if self.num_workers else 0.0
         busiest = int(loads.max()) if self.num_workers else 0

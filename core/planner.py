@@ -41,6 +41,8 @@ def plan_scan(
     layout: BlockSparseLayout | None = None,
     ranges: DeclaredRange | None = None,
     block_mask: BlockMask | None = None,
+    pinned: bool = False,
+    tile_capacity: int | None = None,
 ) -> Plan:
     """Plan a step: integer costs, a prefix sum, and an equal contiguous stretch for each worker.
 
@@ -58,6 +60,8 @@ def plan_scan(
         ranges: the variant's visible range; None: the band alone.
         block_mask: KV tiles that need not be computed.
         layout: where the KV lies. With logical positions the band trims nothing: slots are not at their own positions.
+        pinned: whether the buffer is page-locked, for a copy to a GPU.
+        tile_capacity: room for query tiles; None: what these lengths may need.
 
     Raises:
         TypeError, ValueError: arguments of another type, shape or order; the message names the value.
@@ -65,42 +69,21 @@ def plan_scan(
     check_tensor("qo_indptr", qo_indptr, dtype=torch.int32, ndim=1, device=_HOST)
     check_tensor("kv_lens", kv_lens, dtype=torch.int32, ndim=1, device=_HOST)
     num_requests = kv_lens.shape[0]
-    if qo_indptr.shape[0] != num_requests + 1:
-        raise ValueError(
-            f"qo_indptr.shape={tuple(qo_indptr.shape)}: expected {num_requests + 1} entries, one more than requests"
-        )
+    total_q = check_lengths(qo_indptr, num_requests)
     qo_indptr = qo_indptr.contiguous()
     kv_lens = kv_lens.contiguous()
-    total_q = int(qo_indptr[-1])
-    if int(qo_indptr[0]) != 0:
-        raise ValueError(f"qo_indptr[0]={int(qo_indptr[0])}: expected 0")
-    check_positive("num_workers", num_workers)
-    if lockstep < 1 or num_workers % lockstep or key.num_kv_heads % lockstep:
-        raise ValueError(
-            f"lockstep={lockstep}: expected a divisor of num_workers={num_workers} and num_kv_heads={key.num_kv_heads}"
-        )
+    check_workers(key, num_workers, lockstep)
     trimmed = layout is None or layout.positions is None
     if block_mask is not None:
         _check_block_mask(block_mask, key, kv_lens, trimmed)
-    group = key.num_qo_heads // key.num_kv_heads
-    capacity = num_requests + max(total_q, 0) * group // key.tile_q
-    words = PLAN_HEADER_WORDS + num_requests + 1 + 4 * capacity + 5 * (num_workers // lockstep) + 3
-    buffer = torch.empty(words, dtype=torch.int32)
-    header = PlanHeader(
-        num_requests,
-        0,
-        num_workers,
-        lockstep,
-        key.num_qo_heads,
-        key.num_kv_heads,
-        key.tile_q_short,
-        key.tile_q,
-        key.tile_kv,
-        -1 if key.left is None else key.left,
-        -1 if key.right is None else key.right,
-        trimmed,
-        capacity,
-    )
+    capacity = capacity_for(key, num_requests, total_q)
+    if tile_capacity is not None:
+        if capacity > tile_capacity:
+            raise ValueError(f"qo_indptr[-1]={total_q}: expected query tiles for {tile_capacity}, may need {capacity}")
+        capacity = tile_capacity
+    words = words_for(num_requests, capacity, num_workers // lockstep)
+    buffer = torch.empty(words, dtype=torch.int32, pin_memory=pinned)
+    header = header_of(key, num_requests, num_workers, lockstep, trimmed, capacity)
     params = PlanParams(
         qo_indptr.data_ptr(),
         kv_lens.data_ptr(),
@@ -121,6 +104,57 @@ def plan_scan(
 
 
 _HOST = torch.device("cpu")
+
+
+def check_lengths(qo_indptr: Tensor, num_requests: int) -> int:
+    """Offsets on the host begin at 0 and are one more than requests; returns the queries."""
+    if qo_indptr.shape[0] != num_requests + 1:
+        raise ValueError(
+            f"qo_indptr.shape={tuple(qo_indptr.shape)}: expected {num_requests + 1} entries, one more than requests"
+        )
+    if int(qo_indptr[0]) != 0:
+        raise ValueError(f"qo_indptr[0]={int(qo_indptr[0])}: expected 0")
+    return int(qo_indptr[-1])
+
+
+def check_workers(key: PlanKey, num_workers: int, lockstep: int) -> None:
+    """Workers can be shared out in groups of ``lockstep``."""
+    check_positive("num_workers", num_workers)
+    if lockstep < 1 or num_workers % lockstep or key.num_kv_heads % lockstep:
+        raise ValueError(
+            f"lockstep={lockstep}: expected a divisor of num_workers={num_workers} and num_kv_heads={key.num_kv_heads}"
+        )
+
+
+def capacity_for(key: PlanKey, num_requests: int, total_q: int) -> int:
+    """Query tiles that this many requests with this many queries in all have at most."""
+    return num_requests + max(total_q, 0) * (key.num_qo_heads // key.num_kv_heads) // key.tile_q
+
+
+def words_for(num_requests: int, tile_capacity: int, num_stretches: int) -> int:
+    """Words of a plan's buffer: plan_words() of csrc/planner/plan.h."""
+    return PLAN_HEADER_WORDS + num_requests + 1 + 4 * tile_capacity + 5 * num_stretches + 3
+
+
+def header_of(
+    key: PlanKey, num_requests: int, num_workers: int, lockstep: int, trimmed: bool, tile_capacity: int
+) -> PlanHeader:
+    """The header of a plan, as the planner takes it."""
+    return PlanHeader(
+        num_requests,
+        0,
+        num_workers,
+        lockstep,
+        key.num_qo_heads,
+        key.num_kv_heads,
+        key.tile_q_short,
+        key.tile_q,
+        key.tile_kv,
+        -1 if key.left is None else key.left,
+        -1 if key.right is None else key.right,
+        trimmed,
+        tile_capacity,
+    )
 
 
 def _check_block_mask(block_mask: BlockMask, key: PlanKey, kv_lens: Tensor, trimmed: bool) -> None:

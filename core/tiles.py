@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attnloom.core.devices import capability, indexed
 from attnloom.core.settings import settings
 
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
@@ -29,19 +30,21 @@ class Costs:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tile shape of a family.
+    """Tile shape of a family for some head sizes.
 
     Attributes:
         tile_q_short: folded rows of the query tile for requests that fit into one.
         tile_q: folded rows of the query tile for all others.
         tile_kv: tokens of a KV tile.
         costs: of an item on these tiles.
+        workers_per_sm: CTAs that share a multiprocessor; 0: workers are torch's threads.
     """
 
     tile_q_short: int
     tile_q: int
     tile_kv: int
     costs: Costs
+    workers_per_sm: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,21 @@ class Family:
 
     Attributes:
         name: as ``ATTNLOOM_FAMILY`` names it.
-        dtypes: of q, the caches and the output.
+        dtypes: of q and the output, and of the caches.
         tiles: its tile shape.
+        wide: its tile shape where head_dim is above 128; None: the same.
+        kv_dtypes: further dtypes of the caches.
     """
 
     name: str
     dtypes: tuple[torch.dtype, ...]
     tiles: Tiles
+    wide: Tiles | None = None
+    kv_dtypes: tuple[torch.dtype, ...] = ()
+
+    def tiles_for(self, head_dim: int) -> Tiles:
+        """The tile shape for a head size."""
+        return self.tiles if self.wide is None or head_dim <= 128 else self.wide
 
 
 # On a CPU the query tile only bounds the rows: a worker computes those that there are. Costs are nanoseconds of one
@@ -67,6 +78,18 @@ CPU = Family(
     Tiles(tile_q_short=96, tile_q=96, tile_kv=64, costs=Costs(item=400, kv_tile=1500, row=250)),
 )
 
+# csrc/sm80/shape.h compiles these tiles in. Costs are those of decode, where reading KV is all that takes time
+# (benchmarks/NOTES.md).
+SM80 = Family(
+    "sm80",
+    (torch.bfloat16, torch.float16),
+    Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=Costs(item=8, kv_tile=16, row=0), workers_per_sm=2),
+    wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=Costs(item=8, kv_tile=16, row=0), workers_per_sm=1),
+    kv_dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
+)
+
+_LEAST_CAPABILITY = (8, 0)
+
 
 def family_for(device: torch.device) -> Family:
     """The family that serves a device.
@@ -74,9 +97,20 @@ def family_for(device: torch.device) -> Family:
     Raises:
         ValueError: no family does, or ``ATTNLOOM_FAMILY`` names one that does not.
     """
-    if device.type != "cpu":
-        raise ValueError(f"device={device}: expected cpu, the device of the kernel families built so far")
+    if device.type == "cpu":
+        family = CPU
+    elif device.type == "cuda":
+        device = indexed(device)
+        found = capability(device)
+        if found < _LEAST_CAPABILITY:
+            raise ValueError(
+                f"device={device}: expected compute capability 8.0 (Ampere) or newer, "
+                f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}"
+            )
+        family = SM80
+    else:
+        raise ValueError(f"device={device}: expected cpu or cuda, the devices of the kernel families built so far")
     forced = settings().family
-    if forced is not None and forced != CPU.name:
-        raise ValueError(f"ATTNLOOM_FAMILY={forced!r}: expected cpu for device={device}")
-    return CPU
+    if forced is not None and forced != family.name:
+        raise ValueError(f"ATTNLOOM_FAMILY={forced!r}: expected {family.name} for device={device}")
+    return family

@@ -20,7 +20,7 @@ import pytest
 import attnloom
 
 ROOT = Path(__file__).parents[1]
-DATA = (".h", ".hpp", ".cpp", ".jinja")
+DATA = (".h", ".hpp", ".cpp", ".cu", ".jinja")
 GROUPS = {"vllm.general_plugins": "register", "vllm.platform_plugins": "platform"}
 
 

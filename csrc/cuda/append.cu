@@ -7,6 +7,7 @@
 
 #include "common/macros.h"
 #include "common/params.h"
+#include "cuda/prepare.h"
 
 namespace {
 
@@ -53,6 +54,13 @@ uint64_t alignment_bits(const AppendParams& p) {
 }
 
 }  // namespace
+
+namespace attnloom {
+int32_t prepare_append() {
+  return prepare(append_kernel<uint4>, append_kernel<uint2>, append_kernel<uint32_t>, append_kernel<uint16_t>,
+                 append_kernel<uint8_t>);
+}
+}  // namespace attnloom
 
 // Returns CUDA's error.
 ATTNLOOM_EXPORT int32_t attnloom_append(const AppendParams* params) {

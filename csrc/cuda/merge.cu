@@ -6,6 +6,7 @@
 
 #include "common/macros.h"
 #include "common/params.h"
+#include "cuda/prepare.h"
 
 namespace {
 
@@ -41,6 +42,10 @@ __global__ void __launch_bounds__(32 * kWarps) merge_kernel(const __grid_constan
 }
 
 }  // namespace
+
+namespace attnloom {
+int32_t prepare_merge() { return prepare(merge_kernel); }
+}  // namespace attnloom
 
 // Returns CUDA's error.
 ATTNLOOM_EXPORT int32_t attnloom_merge(const MergeParams* params) {

@@ -2,7 +2,14 @@
 
 #include "common/macros.h"
 #include "common/params.h"
+#include "cuda/prepare.h"
 #include "planner/device.h"
+
+namespace attnloom {
+int32_t prepare_planner() {
+  return prepare(device_planner::planner_kernel<device_planner::NoVisible, device_planner::NoHookParams>);
+}
+}  // namespace attnloom
 
 ATTNLOOM_EXPORT int32_t attnloom_plan_scan_device(const attnloom::PlanParams* params,
                                                   const attnloom::PlanHeader* header) {

@@ -1,0 +1,23 @@
+// What a launch asks of the runtime.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/macros.h"
+#include "cuda/prepare.h"
+
+// A number that tells captures of a process apart, or 0 when the stream is not being captured; -1 on an error.
+ATTNLOOM_EXPORT int64_t attnloom_capture(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id) != cudaSuccess) return -1;
+  return status == cudaStreamCaptureStatusActive ? static_cast<int64_t>(id) + 1 : 0;
+}
+
+// Brings this module's kernels onto the current device, so that a capture finds them there; returns CUDA's error.
+ATTNLOOM_EXPORT int32_t attnloom_prepare() {
+  if (const int32_t error = attnloom::prepare_planner()) return error;
+  if (const int32_t error = attnloom::prepare_append()) return error;
+  return attnloom::prepare_merge();
+}
