@@ -62,6 +62,7 @@ def windows() -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
+        hidden_act="gelu_pytorch_tanh",  # as in the files of the real models; SGLang reads this name
         query_pre_attn_scalar=64,
         sliding_window=24,
         attn_logit_softcapping=2.0,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def build_tree_kernel_efficient_cpu(*args: Any) -> None:
     """The draft tree's mask, positions and links, by the Triton kernel with the same arguments."""
@@ -32,3 +34,8 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise NotImplementedError(f"sgl_kernel.{name} was called, and this machine has no build of SGLang's kernels")
 
     return missing
+
+
+# The same for those that are looked up among torch's operators while modules are imported.
+for _name in ("fused_sigmoid_gating_delta_rule_update_cpu", "fused_gdn_gating_cpu", "fused_sigmoid_mul_cpu"):
+    setattr(torch.ops.sgl_kernel, _name, __getattr__(_name))

@@ -1,0 +1,35 @@
+"""Starts programs of the tests, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "build" / "models"
+
+
+def run_program(
+    module: str, task: list[Any], folder: Path, environment: dict[str, str], timeout: float = 600
+) -> list[Any]:
+    """Run `python -m module TASK.json RESULT.json` in `folder` and return the result.
+
+    Raises AssertionError with the end of its output when it fails.
+    """
+    source, target, log = folder / "task.json", folder / "result.json", folder / "log.txt"
+    source.write_text(json.dumps(task))
+    with log.open("w") as stream:
+        status = subprocess.run(
+            [sys.executable, "-m", module, str(source), str(target)],
+            cwd=folder,
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        ).returncode
+    assert status == 0, f"{module} exited with {status}:\n{log.read_text()[-6000:]}"
+    result: list[Any] = json.loads(target.read_text())
+    return result

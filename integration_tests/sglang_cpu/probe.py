@@ -1,0 +1,55 @@
+"""A plugin of SGLang that proves which attention backend ran.
+
+It counts in SGLang's scheduler, the process with the model, and answers with what SGLang calls its internal state
+(`Engine.get_server_info()`, `GET /server_info`). SGLang finds it through the metadata in `plugins/`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+counts: Counter[str] = Counter()
+
+
+def register() -> None:
+    """`sglang.srt.plugins`: begin to count."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    native = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+    for target, name in (
+        (f"{native}.forward_decode", "torch_native"),
+        (f"{native}.forward_extend", "torch_native"),
+        ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_decode", "triton"),
+        ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend", "triton"),
+    ):
+        HookRegistry.register(target, _counting(name), HookType.BEFORE)
+    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.forward", _step, HookType.BEFORE)
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", _answer, HookType.AFTER)
+
+
+def _counting(name: str) -> Any:
+    def count(*args: Any, **kwargs: Any) -> None:
+        counts[name] += 1
+
+    return count
+
+
+def _step(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """One forward pass of a model: of which kind, and how many layers with attention it runs."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    mode = forward_batch.forward_mode.name
+    layers = sum(isinstance(module, RadixAttention) for module in runner.model.modules())
+    counts["steps"] += 1
+    counts["layer_runs"] += 0 if mode == "IDLE" else layers
+    counts[f"{mode} steps"] += 1
+
+
+def _answer(output: Any, *args: Any, **kwargs: Any) -> None:
+    """SGLang's answer, with the counts so far beside what SGLang says itself."""
+    import torch
+
+    from attnloom.core.launch import run_count
+
+    output.internal_state["probe"] = {**counts, "attnloom": run_count(), "threads": torch.get_num_threads()}

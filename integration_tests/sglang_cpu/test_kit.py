@@ -1,0 +1,30 @@
+"""SGLang's conformance kit passes in full for attnloom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from integration_tests.running import run_program
+from integration_tests.sglang_cpu.kit import GRAPHS, SLOT_LAYOUTS, VERIFIED
+from integration_tests.sglang_cpu.running import environment
+
+DENSE_CASES = 12
+WINDOW_CASES = 4
+EXTEND_CASES = 9 + 2  # the dense and the windowed ones that are no decode
+VERIFY_SHAPES = 5
+
+
+def test_every_case_of_the_kit_passes(tmp_path: Path) -> None:
+    """Cases run are the cases there are, each on attnloom's kernel, with lengths on the host and without any."""
+    results = run_program("integration_tests.sglang_cpu.kit", [], tmp_path, environment())
+    ran = {(result["case"], result["host_lengths"]): result for result in results}
+    expected = DENSE_CASES * (1 + len(SLOT_LAYOUTS)) + WINDOW_CASES + 3 * EXTEND_CASES + VERIFY_SHAPES * len(VERIFIED) + 1
+    assert len(ran) == len(results) == 2 * expected
+    for (case, _), result in ran.items():
+        if case == "CUDA graph decode":
+            assert result["outcome"] == f"skipped: {GRAPHS}"
+            continue
+        assert result["outcome"] == "passed", f"{case}: {result['outcome']}"
+        assert result["runs"] == 1, f"{case}: attnloom's kernel ran {result['runs']} times"
+    seconds = sum(result["seconds"] for result in results)
+    assert seconds < 60, f"the kit took {seconds:.0f} s of processor time"
