@@ -1,0 +1,145 @@
+"""Token tables are layouts as they lie, and the engine reads what they point to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attnloom
+from attnloom.adapters.slot_translation import TranslatedTable
+from attnloom.adapters.token_table import TokenTable, slot_cache
+from tests.oracle import Answer, Band, DenseRequest, attention, gather
+from tests.tolerance import assert_out
+
+HEADS, KV_HEADS, DIM = 6, 2, 64
+QUERIES, KEYS = (1, 5, 0, 3), (40, 5, 7, 130)
+ROWS = (4, 1, 6, 2)
+SLOTS, PITCH = 400, 160
+
+
+def table_of(rows: tuple[int, ...], lengths: tuple[int, ...], first: int = 0) -> torch.Tensor:
+    """A token table with more rows and columns than the step needs; slots in any order, those of others are -1."""
+    table = torch.full((8, PITCH), -1, dtype=torch.int32)
+    free = torch.randperm(SLOTS).to(torch.int32)
+    taken = 0
+    for row, length in zip(rows, lengths, strict=True):
+        table[row, : first + length] = free[taken : taken + first + length]
+        taken += first + length
+    return table
+
+
+def poisoned(table: torch.Tensor) -> torch.Tensor:
+    """A cache ``[slots, KV_HEADS, DIM]`` that is NaN wherever the table does not point."""
+    cache = torch.full((SLOTS, KV_HEADS, DIM), torch.nan)
+    used = table[table >= 0].long()
+    cache[used] = torch.randn(len(used), KV_HEADS, DIM)
+    return cache
+
+
+def indptr_of(queries: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([sum(queries[:count]) for count in range(len(queries) + 1)], dtype=torch.int32)
+
+
+def expected(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: list[list[int]],
+    queries: tuple[int, ...],
+    band: Band,
+) -> Answer:
+    requests = []
+    for request, (own, count) in enumerate(zip(slots, queries, strict=True)):
+        begin = sum(queries[:request])
+        parts = [gather(slot_cache(cache), own, len(own)) for cache in (keys, values)]
+        requests.append(DenseRequest(q[begin : begin + count], *parts, list(range(len(own)))))
+    return attention(requests, band=band)
+
+
+def test_a_layout_points_into_the_table() -> None:
+    table = torch.arange(8 * PITCH, dtype=torch.int32).view(8, PITCH)
+    lengths = torch.tensor([33, 0, 80], dtype=torch.int32)
+    layout = TokenTable.of(table).layout(torch.tensor([5, 0, 7]), lengths)
+    assert layout.block_size == 1
+    assert layout.indices.data_ptr() == table.data_ptr()
+    assert layout.lengths.data_ptr() == lengths.data_ptr()
+    assert layout.starts.tolist() == [5 * PITCH, 0, 7 * PITCH]
+
+
+def test_a_table_that_is_none_is_named() -> None:
+    with pytest.raises(TypeError, match="table"):
+        TokenTable.of(torch.zeros(3, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="table"):
+        TokenTable.of(torch.zeros(4, 8, dtype=torch.int32)[:, :4])
+
+
+def test_a_row_outside_of_the_table_is_an_error() -> None:
+    """The engine checks what a plan points to before anything runs."""
+    table = torch.zeros(4, PITCH, dtype=torch.int32)
+    engine = attnloom.Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32)
+    layout = TokenTable.of(table).layout(torch.tensor([4]), torch.tensor([3], dtype=torch.int32))
+    plan = engine.plan(torch.tensor([0, 1], dtype=torch.int32), layout)
+    cache = slot_cache(torch.zeros(SLOTS, KV_HEADS, DIM))
+    with pytest.raises(ValueError, match="layout"):
+        engine.run(plan, torch.zeros(1, HEADS, DIM), cache, cache)
+
+
+@pytest.mark.parametrize("first", [0, 9])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_attention_over_a_token_table(first: int, dtype: torch.dtype) -> None:
+    """Rows in any order; with an encoder's tokens at the beginning of each, which self attention does not see."""
+    torch.manual_seed(0)
+    table = table_of(ROWS, KEYS, first)
+    keys, values = poisoned(table), poisoned(table)
+    q = torch.randn(sum(QUERIES), HEADS, DIM)
+    rows, lengths = torch.tensor(ROWS, dtype=dtype), torch.tensor(KEYS, dtype=torch.int32)
+    layout = TokenTable.of(table).layout(rows, lengths, torch.full((len(ROWS),), first) if first else None)
+    engine = attnloom.Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32)
+    plan = engine.plan(indptr_of(QUERIES), layout)
+    out = engine.run(plan, q, slot_cache(keys), slot_cache(values))
+    slots = [table[row, first : first + length].tolist() for row, length in zip(ROWS, KEYS, strict=True)]
+    assert_out(out, expected(q, keys, values, slots, QUERIES, Band()), DIM, torch.float32)
+
+
+@pytest.mark.parametrize("window", [1, 24, 64])
+def test_attention_over_translated_slots(window: int) -> None:
+    """Steps one after the other; before each, what left every window is unmapped and its slots are poisoned."""
+    torch.manual_seed(1)
+    full = table_of(ROWS, KEYS)
+    table = TranslatedTable(TokenTable.of(full), reach=window - 1)
+    mapping = torch.zeros(SLOTS, dtype=torch.int64)
+    others = torch.randperm(SLOTS)
+    engine = attnloom.Attention(
+        HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=attnloom.variants.SlidingWindow(window)
+    )
+    rows = torch.tensor(ROWS)
+    done = [0, 0, 0, 0]
+    for queries in ((30, 5, 7, 100), (9, 0, 0, 29), (1, 0, 0, 1)):
+        lengths = [before + count for before, count in zip(done, queries, strict=True)]
+        mapping.zero_()
+        keys, values = (torch.full((SLOTS, KV_HEADS, DIM), torch.nan) for _ in range(2))
+        for row, before, length in zip(ROWS, done, lengths, strict=True):
+            seen = full[row, max(0, before - window + 1) : length].long()
+            mapping[seen] = others[seen]
+            for cache in (keys, values):
+                cache[others[seen]] = torch.randn(len(seen), KV_HEADS, DIM)
+        lens = torch.tensor(lengths, dtype=torch.int32)
+        layout = table.layout(rows, lens, torch.tensor(queries, dtype=torch.int32), mapping)
+        q = torch.randn(sum(queries), HEADS, DIM)
+        out = engine.run(engine.plan(indptr_of(queries), layout), q, slot_cache(keys), slot_cache(values))
+        # The oracle would multiply what it masks: keys outside of every window are zero for it.
+        slots = [others[full[row, :length].long()].tolist() for row, length in zip(ROWS, lengths, strict=True)]
+        wanted = expected(q, keys.nan_to_num(), values.nan_to_num(), slots, queries, Band(left=window - 1))
+        assert_out(out, wanted, DIM, torch.float32)
+        done = lengths
+
+
+def test_a_step_translates_windows_and_not_texts() -> None:
+    full = torch.arange(8 * PITCH, dtype=torch.int32).view(8, PITCH)
+    table = TranslatedTable(TokenTable.of(full), reach=3)
+    mapping = torch.arange(8 * PITCH) + 1
+    lengths, queries = torch.tensor([100, 2], dtype=torch.int32), torch.tensor([2, 1], dtype=torch.int32)
+    layout = table.layout(torch.tensor([1, 3]), lengths, queries, mapping)
+    written = layout.indices.nonzero().flatten().tolist()
+    assert written == [PITCH + column for column in range(95, 100)] + [3 * PITCH, 3 * PITCH + 1]
+    assert layout.indices[written].tolist() == [slot + 1 for slot in written]
