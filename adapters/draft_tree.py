@@ -56,7 +56,7 @@ def branch_masks(prefix_lens: Tensor, branches: int, stride: Tensor, widest: int
         widest: at least the largest of them, so that no length has to be read from a device.
         step: drafts of a branch before the newest one.
     """
-    requests, device = prefix_lens.shape[0], prefix_lens.device
+    device = prefix_lens.device
     columns = widest * (branches - 1) + step + 1
     begin = torch.arange(branches, device=device).view(1, -1, 1) * stride.view(-1, 1, 1)
     column = torch.arange(columns, device=device)

@@ -1,7 +1,7 @@
 """A second pool for windowed layers: its slots, beside a token table of the first.
 
-SGLang can keep the layers of sliding windows in a smaller pool. The token table then holds slots of the full pool, and a
-mapping (slot of the full pool to slot of the other) says where a token's keys lie for windowed layers; what left the
+SGLang can keep the layers of sliding windows in a smaller pool. The token table then holds slots of the full pool, and
+a mapping (slot of the full pool to slot of the other) says where a token's keys lie for windowed layers; what left the
 window is unmapped.
 """
 

@@ -37,7 +37,9 @@ class TokenTable:
         """
         check_tensor("table", table, dtype=torch.int32, ndim=2)
         if not table.is_contiguous():
-            raise ValueError(f"table.stride()={table.stride()}: expected a contiguous table, shape {tuple(table.shape)}")
+            raise ValueError(
+                f"table.stride()={table.stride()}: expected a contiguous table, shape {tuple(table.shape)}"
+            )
         return cls(table.view(-1), table.shape[1])
 
     def layout(self, rows: Tensor, lengths: Tensor, first: Tensor | None = None) -> BlockSparseLayout:

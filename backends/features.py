@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def layer_params(
     return given
 
 
-def plan_id(engine: Attention, own: Mapping[str, object] | tuple[object, ...]) -> Hashable:
+def plan_id(engine: Attention, own: tuple[object, ...]) -> Hashable:
     """Layers with the same one share a plan. A range that the variant declares may depend on its parameters.
 
     Args:
@@ -62,5 +62,4 @@ def plan_id(engine: Attention, own: Mapping[str, object] | tuple[object, ...]) -
     """
     if not engine.variant.visible:
         return engine.plan_key
-    values = own.values() if isinstance(own, Mapping) else own
-    return engine.plan_key, *map(id, (*engine.variant.captures.values(), *values))
+    return engine.plan_key, *map(id, (*engine.variant.captures.values(), *own))

@@ -56,12 +56,12 @@ class AttnloomAttnBackend(AttentionBackend):
 
     def _build(self) -> None:
         """Compile or load what the model's layers need, so that no request waits for a compiler."""
-        found = {name: module for name, module in self.runner.model.named_modules() if isinstance(module, RadixAttention)}
+        parents = dict(self.runner.model.named_modules())
+        found = {name: module for name, module in parents.items() if isinstance(module, RadixAttention)}
         if found and self.chosen.tables:
             self.chosen.check_names(found)
             if getattr(self.runner, "tp_size", 1) > 1:
                 self.chosen.check_one_rank()
-        parents = dict(self.runner.model.named_modules())
         for name, module in found.items():
             served = self._served(module, name)
             # SGLang hands sinks over with every call; models keep them beside the layer.
@@ -72,8 +72,9 @@ class AttnloomAttnBackend(AttentionBackend):
             if self._verifies_trees() and not served.is_cross:
                 served.engine(Seen.TREE, sinks=sinks)
         if found:
-            kinds = sorted({engine.variant.name for served in self.layers.values() for engine in served.engines.values()})
-            logger.info("Attention backend attnloom serves %d layers: %s", len(found), ", ".join(kinds))
+            engines = [engine for served in self.layers.values() for engine in served.engines.values()]
+            kinds = ", ".join(sorted({engine.variant.name for engine in engines}))
+            logger.info("Attention backend attnloom serves %d layers: %s", len(found), kinds)
 
     def _verifies_trees(self) -> bool:
         arguments = self.runner.server_args

@@ -1,7 +1,7 @@
 """What attnloom needs of SGLang, found by looking for it and never by comparing versions.
 
-A name that moved is a sentence here, and SGLang stops with it when attnloom is chosen: a plugin's own errors SGLang only
-logs.
+A name that moved is a sentence here, and SGLang stops with it when attnloom is chosen. What a plugin raises SGLang
+only logs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import inspect
 from importlib import metadata
 from typing import Any
 
+_BASE = "sglang.srt.layers.attention"
 # Module, name in it, and what attnloom does with it.
 _NEEDED = (
-    ("sglang.srt.layers.attention.base_attn_backend", "AttentionBackend.init_forward_metadata_out_graph", "steps begin"),
-    ("sglang.srt.layers.attention.base_attn_backend", "AttentionBackend.needs_cpu_seq_lens", "lengths stay on the GPU"),
+    (f"{_BASE}.base_attn_backend", "AttentionBackend.init_forward_metadata_out_graph", "steps begin there"),
+    (f"{_BASE}.base_attn_backend", "AttentionBackend.needs_cpu_seq_lens", "lengths stay where they are"),
     ("sglang.srt.layers.radix_attention", "RadixAttention", "what layers are"),
     ("sglang.srt.layers.radix_attention", "AttentionType.DECODER_BIDIRECTIONAL", "kinds of layers"),
     ("sglang.srt.mem_cache.memory_pool", "KVWriteLoc", "how keys are written"),
@@ -26,7 +27,7 @@ _NEEDED = (
     ("sglang.srt.speculative.draft_utils", "DraftBackendFactory.create_decode_backend", "drafting has backends"),
     ("sglang.srt.speculative.draft_utils", "DraftBackendFactory.create_draft_extend_backend", "drafting has backends"),
 )
-_FIELDS = ("forward_mode", "batch_size", "req_pool_indices", "seq_lens", "out_cache_loc", "extend_seq_lens", "spec_info")
+_FIELDS = ("forward_mode", "batch_size", "req_pool_indices", "seq_lens", "out_cache_loc", "extend_seq_lens")
 _LAYER_ARGUMENTS = (
     "num_heads",
     "head_dim",
@@ -49,9 +50,7 @@ _LAYER_ARGUMENTS = (
 def refusals() -> list[str]:
     """Every reason, in words, why attnloom cannot serve in the SGLang that is installed; empty when it can."""
     reasons = [
-        f"{module}.{name} is missing ({use})"
-        for module, name, use in _NEEDED
-        if not _has(module, *name.split("."))
+        f"{module}.{name} is missing ({use})" for module, name, use in _NEEDED if not _has(module, *name.split("."))
     ]
     if not reasons:
         reasons = _moved_fields()
@@ -61,7 +60,7 @@ def refusals() -> list[str]:
 
 
 def verify_mask(buffer: Any, max_bs: int) -> Any | None:
-    """SGLang's holder of a tree mask with a row of drafts for each draft; None where SGLang has none (before 0.5.17)."""
+    """SGLang's holder of a tree mask that has columns for drafts only; None where SGLang has no such class."""
     try:
         from sglang.srt.layers.attention.verify_mask import VerifyMask
         from sglang.srt.speculative.eagle_utils import TreeMaskMode

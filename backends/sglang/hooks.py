@@ -1,4 +1,4 @@
-"""Where SGLang decides by the name of a backend, with lists that an outsider cannot join: hooks that answer for ours."""
+"""Where SGLang decides by a backend's name, from lists that an outsider cannot join: hooks that answer for ours."""
 
 from __future__ import annotations
 

@@ -86,9 +86,7 @@ class ServedLayer:
 
     def params(self, engine: Attention, sinks: Tensor | None, tree: dict[str, Tensor]) -> dict[str, Value]:
         """The run-time parameters of a step's variant that layer and step have."""
-        own = layer_params(
-            engine.variant, logit_cap=self.logit_cap, temperature_len=self.temperature_len, sinks=sinks
-        )
+        own = layer_params(engine.variant, logit_cap=self.logit_cap, temperature_len=self.temperature_len, sinks=sinks)
         return own | tree
 
     def plan_id(self, engine: Attention) -> Hashable:

@@ -105,7 +105,7 @@ class Steps:
         return step
 
     def branches(self, batch: Any, branches: int, drafted: int | Tensor) -> Step:
-        """Several queries for each request, behind ``drafted`` keys that the lengths do not count, their own included."""
+        """Several queries for each request; lengths do not count ``drafted`` keys, those of the queries included."""
         indptr = self._every(branches, batch.batch_size)
         return self._step(batch, indptr, self._lengths(batch, more=drafted), extend=False)
 

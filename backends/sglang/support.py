@@ -22,8 +22,8 @@ def refusals(runner: Any) -> list[str]:
         (runner.dtype not in DTYPES, f"dtype {runner.dtype} is not supported, only {', '.join(map(str, DTYPES))}"),
         (
             runner.kv_cache_dtype != runner.dtype,
-            f"--kv-cache-dtype {runner.kv_cache_dtype} is not supported yet: keys and values are kept in the model's own "
-            f"dtype, {runner.dtype}",
+            f"--kv-cache-dtype {runner.kv_cache_dtype} is not supported yet: keys and values are kept in the model's "
+            f"own dtype, {runner.dtype}",
         ),
         (_is_mla(runner), "multi-head latent attention (MLA) is not supported yet"),
         (_get(pool, "use_hnd", "kv_cache_layout") in (True, "vectorized_5d"), _LAYOUT),

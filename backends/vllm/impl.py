@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from attnloom import Attention, append_kv
 from attnloom.adapters.page_table import split_interleaved_cache
+from attnloom.backends.features import layer_params, plan_id
 from attnloom.backends.vllm.metadata import AttnloomMetadata
 from attnloom.backends.vllm.variant import chosen_variants, layer_variant
 from attnloom.core.params import ordered
@@ -113,24 +114,16 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
 
     def params(self) -> dict[str, Any]:
         """The variant's run-time parameters that the layer itself has, by name."""
-        own: dict[str, Any] = {"logit_cap": self.logits_soft_cap, "alibi_slopes": self.alibi_slopes, "sinks": None}
-        if self.sinks is not None:
-            # Converted every time: weights may be loaded again at any moment, and there is one number per head.
-            own["sinks"] = self.sinks.to(torch.float32)
-        variant = self.engines[True].variant
-        return {
-            param.name: own[param.name]
-            for param in variant.params
-            if own.get(param.name) is not None and param.name not in variant.captures
-        }
+        return layer_params(
+            self.engines[True].variant,
+            logit_cap=self.logits_soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
 
     def plan_id(self, causal: bool) -> Hashable:
         """Layers with the same one share a plan. A range that the variant declares may depend on its parameters."""
-        engine = self.engines[causal]
-        if not engine.variant.visible:
-            return engine.plan_key
-        own = (self.logits_soft_cap, self.alibi_slopes, self.sinks)
-        return engine.plan_key, *map(id, (*engine.variant.captures.values(), *own))
+        return plan_id(self.engines[causal], (self.logits_soft_cap, self.alibi_slopes, self.sinks))
 
     def forward(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnloom import Variant, variants
+from attnloom.backends.features import layer_score
 from attnloom.core.serving import Choice, Table
 from attnloom.core.serving import layer_variant as composed
 from attnloom.core.serving_options import choice
@@ -51,8 +52,4 @@ def layer_variant(
         visibility = variants.SlidingWindow(sliding_window, symmetric=not causal)
     else:
         visibility = variants.Causal() if causal else variants.Full()
-    score: Variant | None = None
-    for asked, made in ((soft_cap, variants.SoftCap), (alibi, variants.ALiBi), (sinks, variants.Sinks)):
-        if asked:
-            score = made() if score is None else score & made()
-    return composed(visibility, score, tables)
+    return composed(visibility, layer_score(soft_cap=soft_cap, alibi=alibi, sinks=sinks), tables)

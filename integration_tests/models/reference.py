@@ -20,7 +20,8 @@ def run_reference(case: dict[str, Any]) -> list[Any]:
     """The answers in float32, a prompt at a time, with transformers' plain attention.
 
     Args:
-        case: `model` (a folder), `prompts` (waves of lists of token ids), `max_tokens`, `embed` (embeddings, no tokens).
+        case: `model` (a folder), `prompts` (waves of lists of token ids), `max_tokens`, `embed` (no tokens, but
+            embeddings).
     """
     import torch
     from transformers import AutoModel, AutoModelForCausalLM

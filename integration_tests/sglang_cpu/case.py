@@ -4,8 +4,8 @@ Reads a JSON list of cases and writes a JSON list of results:
 
     python -m integration_tests.sglang_cpu.case CASES.json RESULTS.json
 
-A case: `model` (a folder, or the name of a tiny model), `prompts` (waves, one after the other, of texts or lists of token ids), `max_tokens`,
-`engine` (arguments of sglang.Engine).
+A case: `model` (a folder, or the name of a tiny model), `prompts` (waves, one after the other, of texts or lists of
+token ids), `max_tokens`, `engine` (arguments of sglang.Engine).
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from integration_tests.models.reference import run_reference, tokenize
+
 BACKENDS = ("CUSTOM", "CPU_ATTN")
 
 
@@ -55,43 +57,6 @@ def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
     cleanup_dist_env_and_memory()
     gc.collect()
     return {"answers": answers, "workers": workers, "cached_tokens": cached, "variants": variants}
-
-
-def run_reference(case: dict[str, Any]) -> list[Any]:
-    """What transformers answers in float32, a prompt at a time, with its plain attention."""
-    import torch
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    auto = AutoModel if case.get("embed") else AutoModelForCausalLM
-    model = auto.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="eager").eval()
-    answers: list[Any] = []
-    with torch.inference_mode():
-        for ids in (ids for wave in case["prompts"] for ids in wave):
-            tokens = torch.tensor([ids])
-            if case.get("embed"):
-                # What vLLM's `embed` gives for this kind of model: the first token's state, normalised.
-                answers.append(torch.nn.functional.normalize(model(tokens).last_hidden_state[0, 0], dim=0).tolist())
-                continue
-            output = model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                do_sample=False,
-                min_new_tokens=case["max_tokens"],
-                max_new_tokens=case["max_tokens"],
-            )
-            answers.append(output[0, len(ids) :].tolist())
-    return answers
-
-
-def tokenize(case: dict[str, Any]) -> None:
-    """Turn prompts that are texts into token ids, so that everybody answers the same."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(case["model"])
-    case["prompts"] = [
-        [tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt for prompt in wave]
-        for wave in case["prompts"]
-    ]
 
 
 def main() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-MODELS = ROOT / "build" / "models"
+from integration_tests import running
+from integration_tests.running import ROOT
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -30,21 +27,5 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_program(module: str, task: list[Any], folder: Path, timeout: float = 600, **extra: str) -> list[Any]:
-    """Run `python -m module TASK.json RESULT.json` and return the result.
-
-    Raises AssertionError with the end of its output when it fails.
-    """
-    source, target, log = folder / "task.json", folder / "result.json", folder / "log.txt"
-    source.write_text(json.dumps(task))
-    with log.open("w") as stream:
-        status = subprocess.run(
-            [sys.executable, "-m", module, str(source), str(target)],
-            cwd=folder,
-            env=environment(**extra),
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-        ).returncode
-    assert status == 0, f"{module} exited with {status}:\n{log.read_text()[-6000:]}"
-    result: list[Any] = json.loads(target.read_text())
-    return result
+    """Run a program of this folder with more environment variables: see integration_tests.running."""
+    return running.run_program(module, task, folder, environment(**extra), timeout)

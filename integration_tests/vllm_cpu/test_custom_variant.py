@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from integration_tests.models import tiny
-from integration_tests.vllm_cpu.running import MODELS, ROOT, run_program
+from integration_tests.running import MODELS, ROOT
+from integration_tests.vllm_cpu.running import run_program
 from integration_tests.vllm_cpu.test_tokens import tiny_case
 
 LAYER = "model.layers.{}.self_attn.attn"

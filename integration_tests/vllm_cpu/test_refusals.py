@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from integration_tests.models import tiny
-from integration_tests.vllm_cpu.running import MODELS, environment, run_program
+from integration_tests.running import MODELS
+from integration_tests.vllm_cpu.running import environment, run_program
 
 pytest.importorskip("vllm")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from integration_tests.models import smollm2, tiny
-from integration_tests.vllm_cpu.running import MODELS, run_program
+from integration_tests.running import MODELS
+from integration_tests.vllm_cpu.running import run_program
 
 STORY = (
     "A weaver kept two looms in her workshop. On the first she made plain cloth for the market, quickly and without "

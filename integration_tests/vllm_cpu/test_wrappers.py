@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from integration_tests.models import tiny
-from integration_tests.vllm_cpu.running import MODELS, run_program
+from integration_tests.running import MODELS
+from integration_tests.vllm_cpu.running import run_program
 
 
 def test_cross_chunked_local_and_fast_prefill(tmp_path: Path) -> None:
