@@ -9,7 +9,10 @@ from torch import Tensor
 
 from attnloom.core.abi import AppendParams
 from attnloom.core.checks import check_contiguous_last, check_tensor
-from attnloom.core.host import host_module
+from attnloom.core.errors import AttnloomError
+from attnloom.core.modules import module_for
+from attnloom.core.settings import validating
+from attnloom.core.streams import capturing, on, stream_of
 
 _PARALLEL_BYTES = 1 << 16  # below this one thread is done before others have woken
 
@@ -24,14 +27,18 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         slot_mapping: int64 ``[num_tokens]``: token i goes to slot ``slot_mapping[i] = block * block_size + offset``;
             -1 skips it (padding).
 
+    Everything lies on one device, a CPU or a GPU.
+
     Raises:
-        TypeError, ValueError: a tensor of another dtype or shape; a slot outside the cache.
+        TypeError, ValueError: a tensor of another dtype, shape or device; a slot outside the cache, which on a GPU is
+            looked for with ``ATTNLOOM_VALIDATE=1`` only, since it waits for the device.
     """
-    check_tensor("slot_mapping", slot_mapping, dtype=torch.int64, ndim=1, device=_HOST)
+    check_tensor("slot_mapping", slot_mapping, dtype=torch.int64, ndim=1)
+    device = slot_mapping.device
     num_tokens = slot_mapping.shape[0]
     for name, rows, cache_name, cache in (("k", k, "k_cache", k_cache), ("v", v, "v_cache", v_cache)):
-        check_tensor(name, rows, ndim=3, device=_HOST)
-        check_tensor(cache_name, cache, dtype=rows.dtype, ndim=4, device=_HOST)
+        check_tensor(name, rows, ndim=3, device=device)
+        check_tensor(cache_name, cache, dtype=rows.dtype, ndim=4, device=device)
         if rows.shape[0] < num_tokens or rows.shape[1:] != cache.shape[2:]:
             raise ValueError(
                 f"{name}.shape={tuple(rows.shape)}: expected [>= {num_tokens}, {cache.shape[2]}, {cache.shape[3]}]"
@@ -43,10 +50,8 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
     if num_tokens == 0:
         return
     slot_mapping = slot_mapping.contiguous()
-    num_slots = k_cache.shape[0] * k_cache.shape[1]
-    low, high = (int(bound) for bound in torch.aminmax(slot_mapping))
-    if low < -1 or high >= num_slots:
-        raise ValueError(f"slot_mapping={low if low < -1 else high}: expected -1 to {num_slots - 1}, the cache's slots")
+    if device.type == "cpu" or (validating() and not capturing()):
+        _check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
     size_k, size_v = k.element_size(), v.element_size()
     row_bytes = (k.shape[2] * size_k, v.shape[2] * size_v)
     threads = torch.get_num_threads() if num_tokens * k.shape[1] * sum(row_bytes) > _PARALLEL_BYTES else 1
@@ -65,8 +70,16 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         *(stride * size_k for stride in k_cache.stride()[:3]),
         *(stride * size_v for stride in v_cache.stride()[:3]),
         threads,
+        stream_of(device),
     )
-    host_module().attnloom_append(ctypes.byref(params))
+    module = module_for(device)
+    with on(device):
+        error = module.attnloom_append(ctypes.byref(params))
+    if error:
+        raise AttnloomError(f"keys and values were not written: CUDA error {error}")
 
 
-_HOST = torch.device("cpu")
+def _check_slots(slot_mapping: Tensor, num_slots: int) -> None:
+    low, high = (int(bound) for bound in torch.aminmax(slot_mapping))
+    if low < -1 or high >= num_slots:
+        raise ValueError(f"slot_mapping={low if low < -1 else high}: expected -1 to {num_slots - 1}, the cache's slots")

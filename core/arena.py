@@ -22,6 +22,15 @@ class Room(NamedTuple):
 
     states: Tensor
     arrivals: Tensor
+    # Kept beside the tensors, which take longer to ask.
+    num_floats: int
+    num_workers: int
+    states_at: int
+    arrivals_at: int
+
+
+def _room(states: Tensor, arrivals: Tensor) -> Room:
+    return Room(states, arrivals, states.shape[0], arrivals.shape[0], states.data_ptr(), arrivals.data_ptr())
 
 
 def floats(num_workers: int, tile_q: int, head_dim_v: int) -> int:
@@ -43,7 +52,7 @@ class Arena(threading.local):
             self.states = torch.empty(needed, dtype=torch.float32)
         if self.arrivals.shape[0] < num_workers:
             self.arrivals = torch.zeros(num_workers, dtype=torch.int32)
-        return Room(self.states, self.arrivals)
+        return _room(self.states, self.arrivals)
 
 
 arena = Arena()
@@ -69,17 +78,16 @@ class StreamArenas:
             num_workers: of the launch.
         """
         if capturing():
-            return Room(
-                torch.empty(needed, dtype=torch.float32, device=self.device), self._counters(stream, num_workers)
-            )
+            states = torch.empty(needed, dtype=torch.float32, device=self.device)
+            return _room(states, self._counters(stream, num_workers))
         room = self._rooms.get(stream)
-        if room is None or room.states.shape[0] < needed or room.arrivals.shape[0] < num_workers:
+        if room is None or room.num_floats < needed or room.num_workers < num_workers:
             if room is not None:
-                needed = max(needed, room.states.shape[0])
-                num_workers = max(num_workers, room.arrivals.shape[0])
+                needed = max(needed, room.num_floats)
+                num_workers = max(num_workers, room.num_workers)
             states = torch.empty(needed, dtype=torch.float32, device=self.device)
             arrivals = torch.zeros(num_workers, dtype=torch.int32, device=self.device)
-            room = self._rooms[stream] = Room(states, arrivals)
+            room = self._rooms[stream] = _room(states, arrivals)
         return room
 
     def _counters(self, stream: int, num_workers: int) -> Tensor:

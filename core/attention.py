@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from attnloom.core import launch
+from attnloom.core.arena import current_room, floats
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned, check_contiguous_last, check_positive, check_scale, check_tensor
+from attnloom.core.device_module import device_module
+from attnloom.core.device_plan import check_values, plan_from_host
+from attnloom.core.device_planner import DeviceRange, check_same_room, plan_on_device
+from attnloom.core.devices import indexed, multiprocessors, target_of
+from attnloom.core.direct import NO_WORDS, DirectPath, signature_of, words_of
+from attnloom.core.errors import LoadFailed
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.op import attention_op, register_engine
 from attnloom.core.params import Value, ordered, pack
 from attnloom.core.plan import Plan, PlanKey
-from attnloom.core.planner import DeclaredRange, plan_scan
-from attnloom.core.settings import settings
+from attnloom.core.planner import DeclaredRange, check_lengths, plan_scan
+from attnloom.core.settings import settings, validating
+from attnloom.core.streams import capturing
 from attnloom.core.tiles import HEAD_DIMS, MAX_GROUP, family_for
 from attnloom.core.variant import Variant
 from attnloom.core.variants import Causal
@@ -33,8 +43,8 @@ class Attention:
         num_kv_heads: KV heads.
         head_dim: of q and k: 64, 80, 96, 112, 128, 192 or 256.
         head_dim_v: of v and the output; None: head_dim.
-        dtype: of q, the caches and the output: float32, bfloat16 or float16 on a CPU. Accumulation is float32.
-        kv_dtype: of the caches; None: dtype.
+        dtype: of q, the caches and the output: bfloat16 or float16, float32 on a CPU only. Accumulation is float32.
+        kv_dtype: of the caches; None: dtype. On a GPU also float8_e4m3fn and float8_e5m2.
         variant: what is computed.
         device: where.
 
@@ -66,12 +76,13 @@ class Attention:
             raise ValueError(f"head_dim={head_dim}: expected one of {HEAD_DIMS}")
         if head_dim_v not in (None, head_dim):
             raise ValueError(f"head_dim_v={head_dim_v}: expected head_dim, {head_dim}")
-        self.device = torch.device(device)
-        family = family_for(self.device)
+        family = family_for(torch.device(device))
+        self.device = indexed(torch.device(device))
         if dtype not in family.dtypes:
             raise ValueError(f"dtype={dtype}: expected one of {family.dtypes} on {self.device}")
-        if kv_dtype not in (None, dtype):
-            raise ValueError(f"kv_dtype={kv_dtype}: expected dtype, {dtype}, on {self.device}")
+        if kv_dtype not in (None, dtype, *family.kv_dtypes):
+            others = f" or one of {family.kv_dtypes}" if family.kv_dtypes else ""
+            raise ValueError(f"kv_dtype={kv_dtype}: expected dtype, {dtype},{others} on {self.device}")
         self.variant = Causal() if variant is None else variant
         if not isinstance(self.variant, Variant):
             raise TypeError(f"variant={variant!r}: expected a Variant")
@@ -80,8 +91,11 @@ class Attention:
         self.head_dim = head_dim
         self.head_dim_v = head_dim
         self.dtype = dtype
-        self.tiles = family.tiles
-        self.spec = attention_spec(family.name, dtype, head_dim, self.head_dim_v, self.variant)
+        self.kv_dtype = dtype if kv_dtype is None else kv_dtype
+        self.tiles = family.tiles_for(head_dim)
+        self.spec = attention_spec(
+            family.name, dtype, head_dim, self.head_dim_v, self.variant, target_of(self.device), self.kv_dtype
+        )
         self.module = attention_module(self.spec)
         self.plan_key = PlanKey(
             num_qo_heads,
@@ -101,7 +115,31 @@ class Attention:
             "head_dim_v": self.head_dim_v,
         }
         self._block_masks: dict[tuple[object, ...], tuple[BlockMask, list[Value]]] = {}
+        self._validate = validating()
+        self.direct: DirectPath | None = None
+        if self.device.type == "cuda":
+            self._prepare_device()
         self.handle = register_engine(self)
+
+    def _prepare_device(self) -> None:
+        """All that may not happen inside a capture: kernels are brought onto the GPU, the arena is allocated."""
+        device_module(self.device)
+        prepare = getattr(self.module, "attnloom_prepare", lambda: 0)
+        with torch.cuda.device(self.device):
+            error = prepare()
+        if error:
+            raise LoadFailed(f"{self.spec.name}: its kernel cannot run on {self.device}: CUDA error {error}")
+        self.direct = DirectPath(self.spec.name, self.module, self.device, self.tiles, self.head_dim_v)
+        workers = self.workers()
+        current_room(self.device, floats(workers, self.tiles.tile_q, self.head_dim_v), workers)
+
+    def workers(self) -> int:
+        """Workers of a plan that asks for none in particular: torch's threads, or the CTAs that a GPU holds."""
+        if (asked := settings().workers) is not None:
+            return asked
+        if self.device.type == "cuda":
+            return multiprocessors(self.device) * self.tiles.workers_per_sm
+        return torch.get_num_threads()
 
     def __repr__(self) -> str:
         return (
@@ -118,39 +156,65 @@ class Attention:
         num_workers: int | None = None,
         params: Mapping[str, Value] | None = None,
         block_mask: BlockMask | None = None,
+        total_q: int | None = None,
+        into: Plan | None = None,
     ) -> Plan:
         """Plan a step; every engine with the same ``plan_key`` may run it.
 
+        On a GPU, offsets on the host give a plan made by the host and copied: the lengths to plan for must be on the
+        host as well. Offsets on the device give a plan made by the device: the lengths are read when the stream gets
+        there, and anew at each replay of a CUDA graph. Neither waits for the device.
+
         Args:
-            qo_indptr: int32 ``[num_requests + 1]`` on the host, from 0.
+            qo_indptr: int32 ``[num_requests + 1]``, from 0, on the host or on the engine's device.
             layout: where the KV of each request lies.
-            kv_lens: int32 ``[num_requests]`` on the host: lengths to plan for, upper bounds of ``layout.lengths``.
-                None: ``layout.lengths``.
-            num_workers: None: ``ATTNLOOM_WORKERS``, or torch's threads.
+            kv_lens: int32 ``[num_requests]``, where qo_indptr is: lengths to plan for, upper bounds of
+                ``layout.lengths``. None: ``layout.lengths``.
+            num_workers: None: ``ATTNLOOM_WORKERS``, or torch's threads, or as many CTAs as the GPU holds.
             params: the variant's parameters, where it declares a visible range: the plan then serves layers with the
                 same ones.
             block_mask: KV tiles to skip, and tiles in which logits_mask need not be evaluated; see :meth:`block_mask`.
+            total_q: with qo_indptr on the device, at least its last entry: what the plan has room for, and the rows
+                that :meth:`run` expects. A step with more queries computes nothing.
+            into: a plan with the same key, requests and workers and room for as many queries. The new one takes its
+                buffer, at the same address: what a captured graph reads is the new plan. The old one is gone.
+
+        Raises:
+            TypeError, ValueError: an argument of another type, shape, device or value; the message names it.
         """
         if not isinstance(layout, BlockSparseLayout):
             raise TypeError(f"layout: expected a BlockSparseLayout, got {type(layout).__name__}")
         if layout.device != self.device:
             raise ValueError(f"layout.device={layout.device}: expected {self.device}")
+        check_tensor("qo_indptr", qo_indptr, dtype=torch.int32, ndim=1)
+        on_device = qo_indptr.device.type != "cpu"
         lengths = layout.lengths
         if kv_lens is not None:
             lengths = check_tensor("kv_lens", kv_lens, dtype=torch.int32, ndim=1)
+        elif not on_device and self.device.type != "cpu":
+            raise ValueError(
+                f"kv_lens=None: expected lengths on the host, as qo_indptr, since layout.lengths is on {self.device}"
+            )
         if lengths.shape != layout.lengths.shape:
             raise ValueError(
                 f"kv_lens.shape={tuple(lengths.shape)}: expected one per row of layout, {tuple(layout.lengths.shape)}"
             )
+        if on_device != (total_q is not None):
+            raise ValueError(
+                f"total_q={total_q}: expected a bound of qo_indptr[-1] where qo_indptr is on a GPU, else None; "
+                f"qo_indptr.device={qo_indptr.device}"
+            )
         if num_workers is None:
-            num_workers = settings().workers or torch.get_num_threads()
+            num_workers = self.workers()
+        if self.device.type == "cuda":
+            return self._plan_cuda(qo_indptr, lengths, layout, num_workers, params, block_mask, total_q, into)
         ranges, values = None, None
         if self.variant.visible:
             values = self._values(params, layout.num_rows)  # kept alive while the planner reads them
             address = ctypes.cast(self.module.attnloom_visible, ctypes.c_void_p).value
             assert address is not None
             ranges = DeclaredRange(address, pack(self.variant.params, values))
-        return plan_scan(
+        plan = plan_scan(
             qo_indptr,
             lengths,
             self._key_with(block_mask),
@@ -159,6 +223,61 @@ class Attention:
             layout=layout,
             ranges=ranges,
             block_mask=block_mask,
+            tile_capacity=None if into is None else into.tile_capacity,
+        )
+        if into is None:
+            return plan
+        check_same_room(into, plan.key, plan.num_requests, plan.tile_capacity, num_workers, plan.lockstep)
+        return replace(plan, buffer=into.buffer.copy_(plan.buffer))
+
+    def _plan_cuda(
+        self,
+        qo_indptr: Tensor,
+        lengths: Tensor,
+        layout: BlockSparseLayout,
+        num_workers: int,
+        params: Mapping[str, Value] | None,
+        block_mask: BlockMask | None,
+        total_q: int | None,
+        into: Plan | None,
+    ) -> Plan:
+        key = self._key_with(block_mask)
+        lockstep = math.gcd(self.num_kv_heads, num_workers)
+        costs = self.tiles.costs
+        ranges = None
+        if self.variant.visible:
+            values = self._values(params, layout.num_rows)
+            ranges = DeviceRange(self.module, pack(self.variant.params, values))
+        if total_q is None:
+            return plan_from_host(
+                qo_indptr,
+                lengths,
+                key,
+                num_workers=num_workers,
+                lockstep=lockstep,
+                costs=costs,
+                layout=layout,
+                ranges=ranges,
+                block_mask=block_mask,
+                into=into,
+            )
+        if self._validate and not capturing():
+            check_lengths(qo_indptr.cpu(), lengths.shape[0])
+            check_values(qo_indptr.cpu(), lengths.cpu())
+            if int(qo_indptr[-1]) > total_q:
+                raise ValueError(f"total_q={total_q}: expected at least qo_indptr[-1]={int(qo_indptr[-1])}")
+        return plan_on_device(
+            qo_indptr,
+            lengths,
+            key,
+            total_q=total_q,
+            num_workers=num_workers,
+            lockstep=lockstep,
+            costs=costs,
+            layout=layout,
+            ranges=ranges,
+            block_mask=block_mask,
+            into=into,
         )
 
     def block_mask(self, length: int, *, num_requests: int = 1, params: Mapping[str, Value] | None = None) -> BlockMask:
@@ -185,7 +304,7 @@ class Attention:
         key = (length, num_requests, *(id(value) if isinstance(value, Tensor) else value for value in values))
         if key not in self._block_masks:
             blocks = -(-length // self.tiles.tile_kv)
-            kinds = torch.empty(num_requests, blocks, blocks, dtype=torch.uint8)
+            kinds = torch.empty(num_requests, blocks, blocks, dtype=torch.uint8, device=self.device)
             launch.fill_block_mask(self, kinds, length, pack(self.variant.params, values))
             # The values stay with the mask, so that the ids in the key stay theirs.
             self._block_masks[key] = (BlockMask(kinds, self.tiles.tile_kv), values)
@@ -193,7 +312,7 @@ class Attention:
 
     def _values(self, params: Mapping[str, Value] | None, num_requests: int) -> list[Value]:
         sizes = {**self._sizes, "num_requests": num_requests}
-        return ordered(self.variant.params, self.variant.captures, params, sizes)
+        return ordered(self.variant.params, self.variant.captures, params, sizes, self.device)
 
     @overload
     def run(
@@ -282,6 +401,11 @@ class Attention:
             variant without softmax. lse is float32 ``[total_q, num_qo_heads]``, natural logarithm; -inf, with out 0,
             for a query that sees no key.
         """
+        if self.direct is not None and not torch.compiler.is_compiling():
+            scales = (sm_scale, k_scale, v_scale)
+            return self._run_direct(
+                self.direct, plan, q, k_cache, v_cache, scales, params, out, return_lse, return_state
+            )
         self._check_plan(plan)
         layout = plan.layout
         if layout is None:
@@ -307,16 +431,92 @@ class Attention:
             num_blocks,
             (q, k_cache, v_cache, out, lse),
             values,
-            (
-                self.head_dim**-0.5 if sm_scale is None else check_scale("sm_scale", sm_scale),
-                1.0 if k_scale is None else check_scale("k_scale", k_scale),
-                1.0 if v_scale is None else check_scale("v_scale", v_scale),
-            ),
+            self._scales(sm_scale, k_scale, v_scale),
             return_state,
         )
         if return_state:
             return out, lse
         return (out, lse) if lse is not None else out
+
+    def _scales(self, sm_scale: object, k_scale: object, v_scale: object) -> tuple[float, float, float]:
+        return (
+            self.head_dim**-0.5 if sm_scale is None else check_scale("sm_scale", sm_scale),
+            1.0 if k_scale is None else check_scale("k_scale", k_scale),
+            1.0 if v_scale is None else check_scale("v_scale", v_scale),
+        )
+
+    def _run_direct(
+        self,
+        direct: DirectPath,
+        plan: Plan,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        scales: tuple[object, object, object],
+        params: Mapping[str, Value] | None,
+        out: Tensor | None,
+        return_lse: bool,
+        return_state: bool,
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """:meth:`run` on a GPU: arguments that were checked once are looked up, not checked again."""
+        template = None
+        try:
+            if plan.key is not self.plan_key:
+                self._check_plan(plan)
+            layout = plan.layout
+            flags = (plan.total_q, plan.num_workers, layout and layout.block_size, return_lse, return_state)
+            signature = signature_of(q, k_cache, v_cache, out, scales, flags)
+            template = direct.find(signature)
+        except AttributeError:
+            pass  # something is no tensor: the checks below say what
+        if template is None or self._validate:
+            self._check_run(plan, q, k_cache, v_cache, scales, out, return_lse, return_state)
+        words = NO_WORDS
+        if params is not None or self.variant.params:
+            words = pack(self.variant.params, self._values(params, plan.num_requests))
+        if out is None:
+            dtype = torch.float32 if return_state else self.dtype
+            out = q.new_empty((plan.total_q, self.num_qo_heads, self.head_dim_v), dtype=dtype)
+        lse = None
+        if (return_lse or return_state) and self.variant.use_softmax:
+            lse = q.new_empty((plan.total_q, self.num_qo_heads), dtype=torch.float32)
+        tensors = (q, k_cache, v_cache, out)
+        if template is None:
+            template = direct.make(signature, tensors, self._scales(*scales), return_state, plan.num_workers)
+        direct.launch(template, tensors, lse, words_of(plan), ctypes.addressof(words))
+        launch.count_run()
+        if return_state:
+            return out, lse
+        return out if lse is None else (out, lse)
+
+    def _check_run(
+        self,
+        plan: Plan,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        scales: tuple[object, object, object],
+        out: Tensor | None,
+        return_lse: bool,
+        return_state: bool,
+    ) -> None:
+        """All checks of :meth:`run` that do not depend on values on the device, and those that do if asked for."""
+        self._check_plan(plan)
+        layout = plan.layout
+        if layout is None:
+            raise ValueError("plan.layout=None: expected a plan made with a layout")
+        self._check_rows("q", q, self.dtype, self.head_dim, plan)
+        num_blocks = min(self._check_cache("k_cache", k_cache, layout), self._check_cache("v_cache", v_cache, layout))
+        for name, scale in zip(("sm_scale", "k_scale", "v_scale"), scales, strict=True):
+            if isinstance(scale, Tensor) and scale.is_cuda:
+                raise ValueError(f"{name}.device={scale.device}: expected a number, or a tensor on the host")
+        self._scales(*scales)
+        if return_lse and not self.variant.use_softmax:
+            raise ValueError(f"return_lse=True: expected False, {self.variant.name} uses no softmax and has no LSE")
+        if out is not None:
+            self._check_rows("out", out, torch.float32 if return_state else self.dtype, self.head_dim_v, plan)
+        if self._validate and not capturing():
+            launch.check_indices(layout, num_blocks)
 
     def finish(
         self,
@@ -395,7 +595,7 @@ class Attention:
 
     def _check_cache(self, name: str, cache: Tensor, layout: BlockSparseLayout) -> int:
         """Returns the number of blocks."""
-        check_tensor(name, cache, dtype=self.dtype, ndim=4, device=self.device)
+        check_tensor(name, cache, dtype=self.kv_dtype, ndim=4, device=self.device)
         if tuple(cache.shape[1:]) != (layout.block_size, self.num_kv_heads, self.head_dim):
             raise ValueError(
                 f"{name}.shape={tuple(cache.shape)}: expected "

@@ -9,6 +9,7 @@ import torch
 
 from attnloom.core.abi import AppendParams, MergeParams, PlanHeader, PlanParams, checked
 from attnloom.core.devices import target_of
+from attnloom.core.errors import LoadFailed
 from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import CSRC
@@ -31,7 +32,15 @@ def device_spec(target: str) -> ModuleSpec:
 
 @functools.cache
 def device_module(device: torch.device) -> ctypes.CDLL:
-    """The device module for the architecture of a CUDA device, built if need be."""
-    return checked(
-        load(device_spec(target_of(device))), _FUNCTIONS, [PlanHeader, PlanParams, MergeParams, AppendParams]
-    )
+    """The device module for the architecture of a CUDA device, built if need be, its kernels brought onto the device.
+
+    Raises:
+        LoadFailed: its kernels cannot run there.
+    """
+    structs = [PlanHeader, PlanParams, MergeParams, AppendParams]
+    library = checked(load(device_spec(target_of(device))), _FUNCTIONS, structs)
+    with torch.cuda.device(device):
+        error = library.attnloom_prepare()
+    if error:
+        raise LoadFailed(f"{library._name}: its kernels cannot run on {device}: CUDA error {error}")
+    return library

@@ -53,7 +53,7 @@ def plan_from_host(
             check_tensor("qo_indptr", qo_indptr, dtype=torch.int32, ndim=1, device=_HOST)
             check_tensor("kv_lens", kv_lens, dtype=torch.int32, ndim=1, device=_HOST)
             total_q = check_lengths(qo_indptr, kv_lens.shape[0])
-            _check_values(qo_indptr, kv_lens)
+            check_values(qo_indptr, kv_lens)
             words = qo_indptr.shape[0]
             staged = torch.empty(words + kv_lens.shape[0], dtype=torch.int32, pin_memory=True)
             torch.cat((qo_indptr, kv_lens), out=staged)
@@ -92,8 +92,8 @@ def plan_from_host(
     return replace(plan, buffer=buffer)
 
 
-def _check_values(qo_indptr: Tensor, kv_lens: Tensor) -> None:
-    """As the host planner checks them."""
+def check_values(qo_indptr: Tensor, kv_lens: Tensor) -> None:
+    """Lengths on the host are not negative, as the host planner checks."""
     shrinks = (qo_indptr[1:] < qo_indptr[:-1]).nonzero()
     if shrinks.numel():
         request = int(shrinks[0])

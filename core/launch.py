@@ -22,6 +22,7 @@ from attnloom.core.block_mask import BlockMask
 from attnloom.core.errors import AttnloomError
 from attnloom.core.host import host_module
 from attnloom.core.layout import BlockSparseLayout
+from attnloom.core.streams import on, stream_of
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention
@@ -32,6 +33,12 @@ _runs = 0
 def run_count() -> int:
     """Launches of attention kernels in this process so far: what proves that a served token came from here."""
     return _runs
+
+
+def count_run() -> None:
+    """A kernel was launched."""
+    global _runs
+    _runs += 1
 
 
 def layout_tensors(layout: BlockSparseLayout) -> LayoutTensors:
@@ -52,6 +59,8 @@ def check_indices(layout: BlockSparseLayout, num_blocks: int) -> None:
     Raises:
         ValueError: one does not; the message names the row and the block.
     """
+    if layout.device.type != "cpu":
+        layout = layout.to("cpu")
     found = (ctypes.c_int64 * 3)()
     struct = layout_tensors(layout)
     if host_module().attnloom_find_bad_index(
@@ -89,7 +98,7 @@ def run(
     scales: tuple[float, float, float],
     unfinished: bool,
 ) -> None:
-    """Run an attention kernel on checked arguments.
+    """Run an attention kernel on a CPU, on checked arguments; core/direct.py launches on a GPU.
 
     Args:
         tensors: q, k_cache, v_cache, out, lse (or None).
@@ -97,9 +106,8 @@ def run(
         scales: of q . k, of the keys, of the values.
         unfinished: write states instead of finished rows.
     """
-    global _runs
     q, k_cache, v_cache, out, lse = tensors
-    states, arrivals = arena.reserve(num_workers, engine.tiles.tile_q, engine.head_dim_v)
+    room = arena.reserve(num_workers, engine.tiles.tile_q, engine.head_dim_v)
     params = AttentionParams(
         rows_tensor(q),
         cache_tensor(k_cache),
@@ -109,8 +117,8 @@ def run(
         layout_tensors(layout),
         BlockMaskTensor() if block_mask is None else block_mask.struct(),
         plan_buffer.data_ptr(),
-        states.data_ptr(),
-        arrivals.data_ptr(),
+        room.states_at,
+        room.arrivals_at,
         ctypes.addressof(words),
         *scales,
         unfinished,
@@ -120,7 +128,7 @@ def run(
     status = engine.module.attnloom_run(ctypes.byref(params))
     if status != 0:
         raise AttnloomError(f"{engine.spec.name}: the kernel refused the plan (status {status})")
-    _runs += 1
+    count_run()
 
 
 def finish(
@@ -144,8 +152,12 @@ def finish(
         ctypes.addressof(words),
         torch.get_num_threads(),
         values.shape[0],
+        stream_of(engine.device),
     )
-    engine.module.attnloom_finish(ctypes.byref(params))
+    with on(engine.device):
+        status = engine.module.attnloom_finish(ctypes.byref(params))
+    if status != 0:
+        raise AttnloomError(f"{engine.spec.name}: states were not finished (status {status})")
 
 
 def fill_block_mask(engine: Attention, kinds: Tensor, length: int, words: ctypes.Array[ctypes.c_uint64]) -> None:
@@ -161,5 +173,9 @@ def fill_block_mask(engine: Attention, kinds: Tensor, length: int, words: ctypes
         engine.num_kv_heads,
         length,
         torch.get_num_threads(),
+        stream_of(engine.device),
     )
-    engine.module.attnloom_block_mask(ctypes.byref(params))
+    with on(engine.device):
+        status = engine.module.attnloom_block_mask(ctypes.byref(params))
+    if status != 0:
+        raise AttnloomError(f"{engine.spec.name}: the block mask was not evaluated (status {status})")

@@ -73,6 +73,13 @@ class BlockSparseLayout:
         """Where the index arrays lie."""
         return self.indices.device
 
+    def to(self, device: torch.device | str) -> BlockSparseLayout:
+        """The same layout with its arrays on another device."""
+        positions = None if self.positions is None else self.positions.to(device)
+        return BlockSparseLayout(
+            self.block_size, self.starts.to(device), self.lengths.to(device), self.indices.to(device), positions
+        )
+
     @classmethod
     def from_page_table(cls, block_table: Tensor, lengths: Tensor, block_size: int) -> BlockSparseLayout:
         """A table of page ids, one row per request, as vLLM's block table. Zero copy.

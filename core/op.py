@@ -6,6 +6,7 @@ engine travels as a number.
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from attnloom.core import launch
-from attnloom.core.abi import PlanHeader
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned
+from attnloom.core.direct import NO_WORDS, plan_words, signature_of
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.params import Value, pack
 
@@ -28,8 +29,8 @@ _library = torch.library.Library("attnloom", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
     "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, SymInt block_size, Tensor? block_kinds, "
-    "Tensor[] hook_tensors, "
-    "Scalar[] hook_scalars, int engine, float sm_scale, float k_scale, float v_scale, bool unfinished) -> ()"
+    "Tensor[] hook_tensors, Scalar[] hook_scalars, int engine, int num_workers, "
+    "float sm_scale, float k_scale, float v_scale, bool unfinished) -> ()"
 )
 _engines: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
 _next_handle = 0
@@ -66,9 +67,23 @@ def attention_op(
         [value for value in values if isinstance(value, Tensor)],
         [value for value in values if not isinstance(value, Tensor)],
         engine.handle,
+        plan.num_workers,
         *scales,
         unfinished,
     )
+
+
+def _find(handle: int) -> Attention:
+    found = _engines.get(handle)
+    if found is None:
+        raise RuntimeError(f"engine={handle}: expected one that still lives; keep it beside the compiled function")
+    return found
+
+
+def _values(engine: Attention, tensors: list[Tensor], scalars: list[float | int]) -> list[Value]:
+    """The variant's parameters in the order of declaration."""
+    next_tensor, next_scalar = iter(tensors), iter(scalars)
+    return [next(next_scalar) if param.scalar else next(next_tensor) for param in engine.variant.params]
 
 
 def _run(
@@ -87,27 +102,23 @@ def _run(
     hook_tensors: list[Tensor],
     hook_scalars: list[float | int],
     engine: int,
+    num_workers: int,
     sm_scale: float,
     k_scale: float,
     v_scale: float,
     unfinished: bool,
 ) -> None:
-    found = _engines.get(engine)
-    if found is None:
-        raise RuntimeError(f"engine={engine}: expected one that still lives; keep it beside the compiled function")
+    found = _find(engine)
     # While compiling there were no addresses to check.
     check_aligned("k_cache", k_cache)
     check_aligned("v_cache", v_cache)
     layout = BlockSparseLayout(block_size, starts, lengths, indices, positions)
     launch.check_indices(layout, min(k_cache.shape[0], v_cache.shape[0]))
-    tensors, scalars = iter(hook_tensors), iter(hook_scalars)
-    values: list[Value] = [next(scalars) if param.scalar else next(tensors) for param in found.variant.params]
-    header = PlanHeader.from_address(plan.data_ptr())
-    words = pack(found.variant.params, values)
+    words = pack(found.variant.params, _values(found, hook_tensors, hook_scalars))
     launch.run(
         found,
         plan,
-        header.num_workers,
+        num_workers,
         layout,
         None if block_kinds is None else BlockMask(block_kinds, found.tiles.tile_kv),
         (q, k_cache, v_cache, out, lse),
@@ -117,9 +128,52 @@ def _run(
     )
 
 
+def _run_cuda(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    plan: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    indices: Tensor,
+    positions: Tensor | None,
+    block_size: int,
+    block_kinds: Tensor | None,
+    hook_tensors: list[Tensor],
+    hook_scalars: list[float | int],
+    engine: int,
+    num_workers: int,
+    sm_scale: float,
+    k_scale: float,
+    v_scale: float,
+    unfinished: bool,
+) -> None:
+    found = _find(engine)
+    direct = found.direct
+    assert direct is not None
+    scales = (sm_scale, k_scale, v_scale)
+    # Shapes were checked when the call was traced, and are part of what it was compiled for.
+    signature = signature_of(q, k_cache, v_cache, out, scales, (num_workers, unfinished))
+    tensors = (q, k_cache, v_cache, out)
+    template = direct.find(signature)
+    if template is None:
+        check_aligned("k_cache", k_cache)
+        check_aligned("v_cache", v_cache)
+        template = direct.make(signature, tensors, scales, unfinished, num_workers)
+    words = NO_WORDS
+    if found.variant.params:
+        words = pack(found.variant.params, _values(found, hook_tensors, hook_scalars))
+    of_plan = plan_words(plan, starts, lengths, indices, positions, block_size, block_kinds)
+    direct.launch(template, tensors, lse, of_plan, ctypes.addressof(words))
+    launch.count_run()
+
+
 def _fake(*_: object) -> None:
     """Shapes only: the outputs are given, nothing is made."""
 
 
 _library.impl("attention", _run, "CPU")
+_library.impl("attention", _run_cuda, "CUDA")
 torch.library.register_fake("attnloom::attention", _fake, lib=_library)

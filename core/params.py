@@ -14,6 +14,7 @@ from attnloom.core.variant import Param
 
 Value = float | int | Tensor
 
+_HOST = torch.device("cpu")
 _LARGEST_SPAN = 2**31 - 4  # csrc/common/hooks.h indexes with 32 bits
 
 
@@ -22,6 +23,7 @@ def ordered(
     captures: Mapping[str, Value],
     given: Mapping[str, Value] | None,
     sizes: Mapping[str, int],
+    device: torch.device = _HOST,
 ) -> list[Value]:
     """The values in the order of declaration, checked.
 
@@ -30,6 +32,7 @@ def ordered(
         captures: values that the variant brings along; ``given`` overrides them.
         given: by name.
         sizes: what the symbols of ``Param.shape`` stand for.
+        device: where tensors must be.
 
     Raises:
         TypeError, ValueError: a parameter is missing, unknown, or of another type or shape.
@@ -40,10 +43,10 @@ def ordered(
     unknown = [name for name in given if name not in names]
     if missing or unknown:
         raise ValueError(f"params={sorted(given)}: expected {sorted(names)}, missing {missing}, unknown {unknown}")
-    return [_checked(param, given[param.name], sizes) for param in declared]
+    return [_checked(param, given[param.name], sizes, device) for param in declared]
 
 
-def _checked(param: Param, value: Value, sizes: Mapping[str, int]) -> Value:
+def _checked(param: Param, value: Value, sizes: Mapping[str, int], device: torch.device) -> Value:
     label = f"params[{param.name!r}]"
     if param.scalar:
         if isinstance(value, Tensor | bool) or not isinstance(value, int | float):
@@ -51,7 +54,7 @@ def _checked(param: Param, value: Value, sizes: Mapping[str, int]) -> Value:
         if param.dtype == torch.int64 and not isinstance(value, int):
             raise TypeError(f"{label}={value!r}: expected an int")
         return value
-    tensor = check_tensor(label, value, dtype=param.dtype, ndim=len(param.shape), device=torch.device("cpu"))
+    tensor = check_tensor(label, value, dtype=param.dtype, ndim=len(param.shape), device=device)
     for dim, size in enumerate(param.shape):
         wanted = sizes[size.removeprefix(">=")] if isinstance(size, str) else size
         least = isinstance(size, str) and size.startswith(">=")

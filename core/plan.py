@@ -78,6 +78,8 @@ class Plan:
     block_mask: BlockMask | None = None
     # Block counts of caches that the block ids were checked against.
     checked_blocks: set[int] = field(default_factory=set, repr=False)
+    # What a launch on a GPU takes from this plan (core/direct.py), once it was asked for.
+    kernel_words: list[memoryview] = field(default_factory=list, init=False, repr=False)
 
     def host(self) -> Plan:
         """The same plan with its arrays on the host, for people and tests: it waits for the device."""

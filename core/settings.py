@@ -53,6 +53,11 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def validating() -> bool:
+    """Whether checks that cost a device sync run; for callers who ask at every call."""
+    return _switch(os.environ, "ATTNLOOM_VALIDATE", default=False)
+
+
 def _cache_dir(env: Mapping[str, str]) -> Path:
     value = env.get("ATTNLOOM_CACHE_DIR", "")
     if not value:

@@ -15,21 +15,21 @@ from torch import Tensor
 
 from attnloom.core.abi import MergeParams
 from attnloom.core.checks import check_tensor
-from attnloom.core.host import host_module
+from attnloom.core.errors import AttnloomError
+from attnloom.core.modules import module_for
 from attnloom.core.params import Value
+from attnloom.core.streams import on, stream_of
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention
     from attnloom.core.plan import Plan
-
-_HOST = torch.device("cpu")
 
 
 def merge_states(outs: Tensor, lses: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Merge the states of the same queries over disjoint parts of their KV, in the order given.
 
     Args:
-        outs: float32 ``[num_states, total_q, num_heads, head_dim_v]``.
+        outs: float32 ``[num_states, total_q, num_heads, head_dim_v]``, on a CPU or a GPU.
         lses: float32 ``[num_states, total_q, num_heads]``, natural logarithm, -inf for a part without a visible key;
             None for states of a variant without softmax, which add.
 
@@ -37,12 +37,12 @@ def merge_states(outs: Tensor, lses: Tensor | None) -> tuple[Tensor, Tensor | No
         out float32 ``[total_q, num_heads, head_dim_v]``, lse float32 ``[total_q, num_heads]`` (None without softmax).
         Where every part is empty, out is 0 and lse is -inf.
     """
-    check_tensor("outs", outs, dtype=torch.float32, ndim=4, device=_HOST)
+    check_tensor("outs", outs, dtype=torch.float32, ndim=4)
     outs = outs.contiguous()
     out = torch.empty_like(outs[0]) if outs.shape[0] else outs.new_zeros(outs.shape[1:])
     lse = None
     if lses is not None:
-        check_tensor("lses", lses, dtype=torch.float32, ndim=3, device=_HOST)
+        check_tensor("lses", lses, dtype=torch.float32, ndim=3, device=outs.device)
         if lses.shape != outs.shape[:3]:
             raise ValueError(f"lses.shape={tuple(lses.shape)}: expected {tuple(outs.shape[:3])}, as outs")
         lses = lses.contiguous()
@@ -56,8 +56,13 @@ def merge_states(outs: Tensor, lses: Tensor | None) -> tuple[Tensor, Tensor | No
         outs.shape[1] * outs.shape[2],
         outs.shape[3],
         torch.get_num_threads(),
+        stream_of(outs.device),
     )
-    host_module().attnloom_merge(ctypes.byref(params))
+    module = module_for(outs.device)
+    with on(outs.device):
+        error = module.attnloom_merge(ctypes.byref(params))
+    if error:
+        raise AttnloomError(f"states were not merged: CUDA error {error}")
     return out, lse
 
 

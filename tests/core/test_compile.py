@@ -113,6 +113,7 @@ def test_opcheck() -> None:
         "hook_tensors": [],
     }
     numbers = {"block_size": layout.block_size, "hook_scalars": [], "engine": engine.handle}
+    numbers["num_workers"] = plan.num_workers
     scales = {"sm_scale": 0.125, "k_scale": 1.0, "v_scale": 1.0}
     operator = torch.ops.attnloom.attention.default
     torch.library.opcheck(operator, (), {**tensors, **numbers, **scales, "unfinished": False})
