@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--core", action="store_true", help=f"of the peers only {', '.join(CORE)}")
     parser.add_argument("--peers", default="", help=f"of the peers only these, by comma: {', '.join(PEERS)}")
     parser.add_argument("--peers-only", action="store_true", help="time the peers without ours, and write nothing")
-    parser.add_argument("--rows", default="", help="only rows whose name contains this")
+    parser.add_argument("--rows", type=re.compile, default="", help="only rows in whose name this expression is found")
     parser.add_argument("--again", action="store_true", help="measure finished rows anew")
     parser.add_argument("--jit", action="store_true", help="let FlashInfer compile what was not built ahead")
     parser.add_argument("--repeats", type=int, default=30)
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace, results: Results) -> int:
     failed = 0
     for name, shape in ROWS.items():
         peers = [peer for peer in shape.peers if peer in options.peers]
-        if options.rows not in name or (results.finished(name, peers) and not options.again):
+        if not re.search(options.rows, name) or (results.finished(name, peers) and not options.again):
             continue
         try:
             found = measure(name, peers, absent, options.repeats, not options.peers_only)
