@@ -12,7 +12,7 @@ from gpu.rows import Shape
 from gpu.timing import graph_of, median, replay_times
 from gpu.vllm_peers import dense_flash_attention_3
 
-COPY_BYTES, READ_BYTES, SIDE = 4 << 30, 4 << 30, 8192
+COPY_BYTES, READ_BYTES, SIDE = 2 << 30, 4 << 30, 8192
 DENSE = {"1 x 16384": (1, 16384), "16 x 2048": (16, 2048)}
 
 
@@ -22,7 +22,8 @@ class Ceilings:
 
     Attributes:
         gemm_tflop_per_s: of an 8192^3 bf16 product of random matrices.
-        dense_fa3_tflop_per_s: FA3 without paging, causal, 32/8 heads of 128, by batch; empty where it is missing.
+        dense_fa3_tflop_per_s: FA3 without paging, causal, 32/8 heads of 128, by batch; the fastest way of
+            calling it; empty where it is missing.
     """
 
     copy_tb_per_s: float
@@ -43,7 +44,8 @@ def measure(repeats: int) -> tuple[Ceilings, dict[str, str]]:
     dense, reasons = {}, {}
     for name, (requests, length) in DENSE.items():
         try:
-            time = _time(dense_flash_attention_3(requests, length, (32, 8), 128), repeats)
+            ways = dense_flash_attention_3(requests, length, (32, 8), 128)
+            time = min(_time(way, repeats) for way in ways)
         except Exception as error:
             reasons[f"dense FA3 {name}"] = first_line(error)
             continue
@@ -63,9 +65,10 @@ def _time(function: Callable[[], object], repeats: int) -> float:
 
 
 def _copy() -> Callable[[], object]:
-    source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    # A kernel: as a node of a graph, a memcpy of this size reached 2.8 TB/s on an H200.
+    source = torch.randint(-(2**31), 2**31, (COPY_BYTES // 4,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
-    return lambda: target.copy_(source)
+    return lambda: torch.bitwise_not(source, out=target)
 
 
 def _read() -> Callable[[], object]:

@@ -1,7 +1,7 @@
 """FlashInfer's kernels for a batch with a page table, planned as its users plan them (written against 0.7.4).
 
 Wrappers are planned without their CUDA-graph mode, which pads the grid: lengths do not change between replays here, so
-the exact grid may be captured.
+the exact grid may be captured. One new token a request needs no causal mask, and is planned without.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prefill_wrapper(case: Case, backend: str) -> Runner:
         shape.num_kv_heads,
         shape.head_dim,
         shape.page_size,
-        causal=True,
+        causal=max(shape.qo_lens) > 1,
         sm_scale=case.sm_scale,
         window_left=-1 if shape.window is None else shape.window - 1,
         q_data_type=case.q.dtype,
@@ -64,7 +64,7 @@ def persistent(case: Case) -> Runner:
         shape.head_dim,
         shape.head_dim,
         shape.page_size,
-        causal=True,
+        causal=max(shape.qo_lens) > 1,
         sm_scale=case.sm_scale,
         q_data_type=case.q.dtype,
         kv_data_type=case.k.dtype,

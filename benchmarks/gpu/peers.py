@@ -44,4 +44,6 @@ def missing(names: Iterable[str]) -> dict[str, str]:
 
 def first_line(error: Exception) -> str:
     """What an error says, in one line."""
+    if type(error).__name__ == "MissingJITCacheError":
+        return "not built ahead: gpu/prebuild.py builds it, --jit lets it be compiled in the run"
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]

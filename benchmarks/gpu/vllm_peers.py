@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -56,30 +57,56 @@ def flash_attention_3(case: Case) -> Runner:
     )
 
 
-def dense_flash_attention_3(requests: int, length: int, heads: tuple[int, int], head_dim: int) -> Callable[[], object]:
-    """FA3 without paging, causal: requests of one length, nothing cached."""
-    from vllm.vllm_flash_attn import flash_attn_varlen_func
+def dense_flash_attention_3(
+    requests: int, length: int, heads: tuple[int, int], head_dim: int
+) -> list[Callable[[], object]]:
+    """FA3 without paging, causal, requests of one length with nothing cached, in each way that the build takes them.
+
+    Keys and values as ragged rows or as one tensor, each with scheduler metadata and without.
+    """
+    from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
     tokens = requests * length
     q, k, v = (
         torch.randn(tokens, count, head_dim, device="cuda", dtype=torch.bfloat16)
         for count in (heads[0], heads[1], heads[1])
     )
-    out = torch.empty_like(q)
     indptr = torch.arange(requests + 1, dtype=torch.int32, device="cuda") * length
-    return lambda: flash_attn_varlen_func(
-        q=q,
-        k=k,
-        v=v,
-        out=out,
-        cu_seqlens_q=indptr,
-        cu_seqlens_k=indptr,
+    lengths = torch.full((requests,), length, dtype=torch.int32, device="cuda")
+    metadata = get_scheduler_metadata(
+        batch_size=requests,
         max_seqlen_q=length,
         max_seqlen_k=length,
-        softmax_scale=head_dim**-0.5,
+        num_heads_q=heads[0],
+        num_heads_kv=heads[1],
+        headdim=head_dim,
+        cache_seqlens=lengths,
+        qkv_dtype=q.dtype,
+        cu_seqlens_q=indptr,
         causal=True,
-        fa_version=3,
+        num_splits=1,
     )
+    one = (requests, length, heads[1], head_dim)
+    ragged = {"k": k, "v": v, "cu_seqlens_k": indptr}
+    batched = {"k": k.view(one), "v": v.view(one), "seqused_k": lengths}
+    return [
+        partial(
+            flash_attn_varlen_func,
+            q=q,
+            out=torch.empty_like(q),
+            cu_seqlens_q=indptr,
+            max_seqlen_q=length,
+            max_seqlen_k=length,
+            softmax_scale=head_dim**-0.5,
+            causal=True,
+            fa_version=3,
+            num_splits=1,
+            scheduler_metadata=scheduling,
+            **keys,
+        )
+        for keys in (ragged, batched)
+        for scheduling in (metadata, None)
+    ]
 
 
 def triton(case: Case) -> Runner:
