@@ -14,14 +14,15 @@ from attnloom.core.checks import check_tensor
 _WEIGHTS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 
-def tail_masks(mask: Tensor, prefix_lens: Tensor, drafts: int) -> dict[str, Tensor]:
+def tail_masks(mask: Tensor, prefix_lens: Tensor, drafts: int, *, with_prefix: bool) -> dict[str, Tensor]:
     """The parameters of :func:`attnloom.variants.PackedMask` from SGLang's tree mask.
 
     Args:
-        mask: bool, flat, request after request, row after row: for each draft which keys it sees. A row has either
-            ``drafts`` columns, or ``prefix + drafts`` (FULL_MASK), of which only the last are read. It may be longer.
+        mask: bool, flat, request after request, row after row: for each draft which keys it sees. It may be longer.
         prefix_lens: integer ``[requests]``, KV tokens before the drafts.
         drafts: drafts of each request, the same for all.
+        with_prefix: a row has ``prefix + drafts`` columns (FULL_MASK), of which only the last are read; otherwise
+            ``drafts`` (QLEN_ONLY).
 
     Raises:
         ValueError: the mask has fewer elements than drafts among each other.
@@ -32,8 +33,8 @@ def tail_masks(mask: Tensor, prefix_lens: Tensor, drafts: int) -> dict[str, Tens
     if mask.shape[0] < requests * pairs:
         raise ValueError(f"mask.shape={tuple(mask.shape)}: expected at least {requests} x {drafts} x {drafts} elements")
     device = mask.device
-    if mask.shape[0] == requests * pairs:
-        bits = mask
+    if not with_prefix:
+        bits = mask[: requests * pairs]
     else:
         columns = prefix_lens.to(torch.int64) + drafts
         begins = torch.cumsum(columns * drafts, 0) - columns * drafts

@@ -127,7 +127,9 @@ class AttnloomAttnBackend(AttentionBackend):
         if mode.is_decode():
             self.begin(self.steps.decode(forward_batch), forward_batch)
         elif mode.is_target_verify():
-            self.begin(self.steps.verify(forward_batch), forward_batch)
+            mask = self._verify_mask
+            step = self.steps.verify(forward_batch, None if mask is None else mask.buffer)
+            self.begin(step, forward_batch)
         else:
             self.begin(self.steps.extend(forward_batch), forward_batch)
 

@@ -93,15 +93,22 @@ class Steps:
         torch.cumsum(lens[: batch.batch_size], 0, out=indptr[1:], dtype=torch.int32)
         return self._step(batch, indptr, self._lengths(batch), extend=True)
 
-    def verify(self, batch: Any) -> Step:
-        """Drafts behind the text of each request, which the lengths do not count yet."""
+    def verify(self, batch: Any, drafts_only: Tensor | None = None) -> Step:
+        """Drafts behind the text of each request, which the lengths do not count yet.
+
+        Args:
+            batch: of SGLang.
+            drafts_only: the buffer that SGLang was given for masks without the prefix.
+        """
         drafts = int(batch.spec_info.draft_token_num)
         kv_lens, host = self._lengths(batch, more=drafts)
         step = self._step(batch, self._every(drafts, batch.batch_size), (kv_lens, host), extend=True)
         mask = getattr(batch.spec_info, "custom_mask", None)
         # A chain needs no mask: each draft sees those before it.
         if mask is not None and getattr(batch.spec_info, "topk", None) != 1:
-            step.tree = tail_masks(mask, batch.seq_lens, drafts)
+            own = drafts_only is not None and mask.data_ptr() == drafts_only.data_ptr()
+            with_prefix = not own and mask.shape[0] != batch.batch_size * drafts * drafts
+            step.tree = tail_masks(mask, batch.seq_lens, drafts, with_prefix=with_prefix)
         return step
 
     def branches(self, batch: Any, branches: int, drafted: int | Tensor) -> Step:

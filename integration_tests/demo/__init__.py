@@ -1,1 +1,1 @@
-"""`make demo`: vLLM answers a question with attnloom as its attention backend, beside its own CPU backend."""
+"""A server answers a question with attnloom as its attention backend, beside the same server with its own."""

@@ -7,9 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from openai import AsyncOpenAI
-
-from integration_tests.demo.server import Server
+from integration_tests.demo.server import Counts, Server
 
 PROMPTS = (
     "What is the capital of France?",
@@ -54,40 +52,28 @@ def ask_all(server: Server, max_tokens: int) -> Round:
 
 
 async def _ask_all(server: Server, max_tokens: int) -> Round:
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    async def ask(prompt: str) -> tuple[list[int], float, float]:
+        start = time.perf_counter()
+        arrivals: list[float] = []
+        ids: list[int] = []
+        async for new in server.stream(prompt, max_tokens):
+            ids += new
+            arrivals.append(time.perf_counter())
+        return ids, arrivals[0] - start, (arrivals[-1] - arrivals[0]) / max(len(ids) - 1, 1)
 
-        async def ask(prompt: str) -> tuple[list[int], float, float]:
-            start = time.perf_counter()
-            arrivals: list[float] = []
-            ids: list[int] = []
-            stream = await client.chat.completions.create(
-                model="model",
-                messages=[{"role": "user", "content": prompt}],
-                temperature=0,
-                max_tokens=max_tokens,
-                stream=True,
-                extra_body={"return_token_ids": True, "ignore_eos": True},
-            )
-            async for chunk in stream:
-                new = (getattr(chunk.choices[0], "token_ids", None) or []) if chunk.choices else []
-                if new:
-                    ids += new
-                    arrivals.append(time.perf_counter())
-            return ids, arrivals[0] - start, (arrivals[-1] - arrivals[0]) / max(len(ids) - 1, 1)
-
-        begin = time.perf_counter()
-        answers = await asyncio.gather(*map(ask, PROMPTS))
-        seconds = time.perf_counter() - begin
+    begin = time.perf_counter()
+    answers = await asyncio.gather(*map(ask, PROMPTS))
+    seconds = time.perf_counter() - begin
     tokens, first, between = (list(column) for column in zip(*answers, strict=True))
     return Round(tokens, seconds, first, between)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Several rounds of one server, and what its worker counted meanwhile."""
+    """Several rounds of one server, and what the process with the model counted meanwhile."""
 
     rounds: list[Round]
-    counts: dict[str, int]
+    counts: Counts
 
     @property
     def tokens_per_second(self) -> float:

@@ -1,4 +1,4 @@
-"""One `vllm serve`: started, waited for, asked over the OpenAI API, stopped."""
+"""A serving framework's server: started, waited for, asked, stopped."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import httpx
+from openai import OpenAI
 
-ROOT = Path(__file__).resolve().parents[2]
+from integration_tests.running import ROOT
 
 
 def free_port() -> int:
@@ -25,13 +27,41 @@ def free_port() -> int:
         return port
 
 
-class Server:
-    """`vllm serve MODEL --attention-backend BACKEND` on this machine.
+@dataclass(frozen=True)
+class Counts:
+    """What the process with the model counted.
+
+    Attributes:
+        steps: forward passes of the model.
+        expected: runs of attention that these passes ask for, all layers together.
+        runs: of attention, by the name of the backend that ran.
+        threads: of torch.
+    """
+
+    steps: int
+    expected: int
+    runs: dict[str, int]
+    threads: int
+
+    def since(self, before: Counts) -> Counts:
+        """What was counted after `before`."""
+        runs = {name: count - before.runs[name] for name, count in self.runs.items()}
+        return Counts(self.steps - before.steps, self.expected - before.expected, runs, self.threads)
+
+    @property
+    def ran(self) -> str | None:
+        """The backend that every layer ran on in every step; None if that is not one."""
+        ran = [name for name, count in self.runs.items() if count]
+        return ran[0] if len(ran) == 1 and self.runs[ran[0]] == self.expected else None
+
+
+class Server(ABC):
+    """A server on this machine with one attention backend.
 
     Args:
-        backend: CUSTOM (attnloom) or CPU_ATTN (vLLM's own).
+        backend: its name, as the server's `--attention-backend` takes it.
         model: the model's folder.
-        cpus: the cores that the worker's OpenMP threads are bound to, in vLLM's notation.
+        cpus: the cores that the model's OpenMP threads are bound to.
         log: the file that gets everything the server prints.
     """
 
@@ -39,36 +69,42 @@ class Server:
         self.backend = backend
         self.log = log
         self.url = f"http://127.0.0.1:{free_port()}"
-        self.command = [
-            *(str(Path(sys.executable).parent / "vllm"), "serve", str(model)),
-            *("--served-model-name", "model"),
-            *("--attention-backend", backend),
-            *("--dtype", "float32"),
-            # Compiling the model takes a minute; the attention is the same without.
-            "--enforce-eager",
-            *("--max-model-len", "2048"),
-            *("--max-num-seqs", "16"),
-            *("--kv-cache-memory-bytes", str(256 << 20)),
-            # The same prompts are asked several times, and every time is to be measured.
-            "--no-enable-prefix-caching",
-            *("--worker-extension-cls", "integration_tests.vllm_cpu.probe.Probe"),
-            *("--host", "127.0.0.1", "--port", self.url.rpartition(":")[2]),
-        ]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": cpus,
-            # Opens /collective_rpc, through which the counters in the worker are read.
-            "VLLM_SERVER_DEV_MODE": "1",
-        }
+        self.command = self.make_command(model)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as stream:
-            # A session of its own, so that stopping reaches the engine and the worker as well.
+            # A session of its own, so that stopping reaches all of the server's processes.
             self.process = subprocess.Popen(
-                self.command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+                self.command,
+                env=self.environment(cpus),
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
+
+    @property
+    def port(self) -> str:
+        """Where it listens."""
+        return self.url.rpartition(":")[2]
+
+    @abstractmethod
+    def make_command(self, model: Path) -> list[str]:
+        """What is run."""
+
+    @abstractmethod
+    def environment(self, cpus: str) -> dict[str, str]:
+        """Its environment variables."""
+
+    @abstractmethod
+    def begin_counting(self) -> None:
+        """After it is healthy."""
+
+    @abstractmethod
+    def counts(self) -> Counts:
+        """So far."""
+
+    @abstractmethod
+    def stream(self, prompt: str, max_tokens: int) -> AsyncIterator[list[int]]:
+        """Answer a chat with one message, greedily, in exactly max_tokens tokens; ids as they arrive."""
 
     def __enter__(self) -> Server:
         return self
@@ -90,15 +126,23 @@ class Server:
             time.sleep(0.2)
         self.stop()
         tail = "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-30:])
-        raise SystemExit(f"vllm serve with {self.backend} did not become healthy; the end of {self.log}:\n{tail}")
+        raise SystemExit(f"the server with {self.backend} did not become healthy; the end of {self.log}:\n{tail}")
 
-    def call_worker(self, method: str, *arguments: str) -> dict[str, int]:
-        """Call a method of the probe in the server's one worker."""
-        answer = httpx.post(
-            f"{self.url}/collective_rpc", json={"method": method, "args": arguments}, timeout=60
-        ).raise_for_status()
-        counts: dict[str, int] = answer.json()["results"][0]
-        return counts
+    def show_answer(self, question: str) -> None:
+        """Ask over the OpenAI API and print the answer as it arrives."""
+        client = OpenAI(base_url=f"{self.url}/v1", api_key="none")
+        print(f"\n  > {question}\n  ", end="")
+        stream = client.chat.completions.create(
+            model="model",
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+            max_tokens=120,
+            stream=True,
+        )
+        for chunk in stream:
+            if chunk.choices:
+                print((chunk.choices[0].delta.content or "").replace("\n", "\n  "), end="", flush=True)
+        print("\n", flush=True)
 
     def stop(self) -> None:
         """End the server and all its processes."""
@@ -112,13 +156,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 continue
 
-    def body(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-        """The body of a streaming, greedy chat request."""
-        return {
-            "model": "model",
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": max_tokens,
-            "stream": True,
-            **more,
-        }
+
+def common_environment() -> dict[str, str]:
+    """The environment of either framework."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}

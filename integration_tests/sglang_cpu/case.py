@@ -5,7 +5,8 @@ Reads a JSON list of cases and writes a JSON list of results:
     python -m integration_tests.sglang_cpu.case CASES.json RESULTS.json
 
 A case: `model` (a folder, or the name of a tiny model), `prompts` (waves, one after the other, of texts or lists of
-token ids), `max_tokens`, `engine` (arguments of sglang.Engine).
+token ids), `max_tokens`, `engine` (arguments of sglang.Engine); where its layers compute something else than the model
+has, `attention`, for each layer the name of a function in models/replaced.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from integration_tests.models import tiny
 from integration_tests.models.reference import run_reference, tokenize
+from integration_tests.models.replaced import replaced_answers
 from integration_tests.running import MODELS
 
 
@@ -79,9 +81,9 @@ def main() -> None:
         prepare(case)
         result = run_engine(case)
         # Cases may differ in how they are served alone.
-        asked = json.dumps([case["model"], case["prompts"], case["max_tokens"]])
+        asked = json.dumps([case["model"], case["prompts"], case["max_tokens"], case.get("attention")])
         if asked not in references:
-            references[asked] = run_reference(case)
+            references[asked] = replaced_answers(case) if case.get("attention") else run_reference(case)
         result["reference"] = references[asked]
         results.append(result)
     target.write_text(json.dumps(results))

@@ -67,16 +67,15 @@ def test_trees(drafts: int, whole: bool, left: int | None) -> None:
         for prefix, own in zip(PREFIXES, trees, strict=True)
     ]
     flat = torch.cat([part.flatten() for part in (visible if whole else trees)])
-    if whole:
-        flat = torch.cat([flat, torch.zeros(1000, dtype=torch.bool)])
-    params = tail_masks(flat, torch.tensor(PREFIXES), drafts)
+    flat = torch.cat([flat, torch.zeros(1000, dtype=torch.bool)])
+    params = tail_masks(flat, torch.tensor(PREFIXES), drafts, with_prefix=whole)
     assert params["packed_mask"].numel() == -(-len(PREFIXES) * drafts * drafts // 8)
     check(params, visible, [prefix + drafts for prefix in PREFIXES], drafts, left)
 
 
 def test_a_mask_that_is_too_short_is_named() -> None:
     with pytest.raises(ValueError, match="mask"):
-        tail_masks(torch.ones(17, dtype=torch.bool), torch.tensor([4, 4]), 3)
+        tail_masks(torch.ones(17, dtype=torch.bool), torch.tensor([4, 4]), 3, with_prefix=False)
 
 
 @pytest.mark.parametrize("branches", [2, 4])

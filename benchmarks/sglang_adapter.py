@@ -1,0 +1,112 @@
+"""What attnloom's SGLang backend does once a step, before any layer: SGLang's batch to a layout and a plan.
+
+    python benchmarks/sglang_adapter.py [--json FILE]
+
+No model and no SGLang: a batch is the tensors that SGLang's ForwardBatch holds, the token table has its shape.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from report import Row, Target, arguments, publish
+
+from attnloom import Attention, variants
+from attnloom.adapters.slot_translation import TranslatedTable
+from attnloom.backends.sglang.step import Pool, Step, Steps
+from attnloom.core.launch import check_indices
+
+REQUESTS, TOKENS, CONTEXT = 64, 4096, 16384
+DRAFTS, WINDOW = 4, 1024
+HEADS, KV_HEADS, DIM = 32, 8, 128
+TARGET = Target("ours", 100, "us")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--repeats", type=int, default=300)
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    slots = REQUESTS * CONTEXT
+    table = torch.randperm(slots).to(torch.int32).view(REQUESTS, CONTEXT)
+    table = torch.cat([torch.zeros(1, CONTEXT, dtype=torch.int32), table])  # row 0 is padding
+    steps = Steps(table, REQUESTS, CONTEXT)
+    causal = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32)
+    tree = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=variants.Full() & variants.PackedMask())
+
+    def planned(engine: Attention, step: Step) -> Step:
+        step.plan(Pool.FULL, engine.plan_key, engine, step.tree)
+        return step
+
+    def decode(tokens: int) -> Callable[[], Step]:
+        asked = batch(tokens)
+        return lambda: planned(causal, steps.decode(asked))
+
+    rows, by_length = [], {}
+    for tokens in (256, TOKENS, CONTEXT):
+        took = by_length[tokens] = sample(decode(tokens), options.repeats)
+        target = TARGET if tokens == TOKENS else None
+        rows.append(Row(f"decode {REQUESTS} x {tokens}: layout and plan", took["median"], target=target, detail=took))
+    ratio = by_length[CONTEXT]["median"] / by_length[256]["median"]
+    growth = f"decode, {CONTEXT} tokens over 256"
+    rows.append(Row(growth, ratio, "x", target=Target("ours", 1.15)))
+
+    def add(name: str, function: Callable[[], Any], target: Target | None = None) -> None:
+        took = sample(function, options.repeats)
+        rows.append(Row(name, took["median"], target=target, detail=took))
+
+    asked = batch(TOKENS)
+    add("  of it the layout", lambda: steps.decode(asked))
+    extended = batch(TOKENS, extend_seq_lens=torch.full((REQUESTS,), 16, dtype=torch.int32))
+    add(f"extend by 16 behind {TOKENS - 16}", lambda: planned(causal, steps.extend(extended)), TARGET)
+    verified = batch(TOKENS, spec_info=drafts())
+    add(f"verify trees of {DRAFTS} behind {TOKENS}", lambda: planned(tree, steps.verify(verified)))
+
+    steps.windowed = TranslatedTable(steps.table, WINDOW - 1)
+    mapping = torch.randperm(slots)
+    step = steps.decode(asked)
+    add(f"pool of windowed layers, windows of {WINDOW}", lambda: steps.add_windowed(step, mapping))
+    add("the engine's check of slots, CPU only", lambda: check_indices(step.layouts[Pool.FULL], slots))
+    publish("sglang_adapter", rows, options.json)
+
+
+def batch(tokens: int, **more: Any) -> Any:
+    """What a step reads of SGLang's ForwardBatch, as SGLang types it, without lengths on the host."""
+    fields = {
+        "batch_size": REQUESTS,
+        "req_pool_indices": torch.randperm(REQUESTS) + 1,
+        "seq_lens": torch.full((REQUESTS,), tokens),
+        "seq_lens_cpu": None,
+        "extend_seq_lens": None,
+        "extend_seq_lens_cpu": None,
+        "encoder_lens": None,
+        "spec_info": None,
+    }
+    return SimpleNamespace(**fields | more)
+
+
+def drafts() -> Any:
+    """A tree of drafts, its mask without the prefix."""
+    mask = torch.ones(DRAFTS, DRAFTS, dtype=torch.bool).tril().repeat(REQUESTS, 1).flatten()
+    return SimpleNamespace(draft_token_num=DRAFTS, custom_mask=mask, topk=2)
+
+
+def sample(function: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Microseconds of a call: median and fastest."""
+    for _ in range(20):
+        function()
+    took = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        function()
+        took.append((time.perf_counter() - begin) * 1e6)
+    return {"median": statistics.median(took), "fastest": min(took), "calls": repeats}
+
+
+if __name__ == "__main__":
+    main()

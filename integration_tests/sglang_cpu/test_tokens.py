@@ -1,0 +1,101 @@
+"""Tokens from SGLang with attnloom equal those of Hugging Face transformers in float32, in two rounds.
+
+The second round of the same prompts finds them in the radix cache. A probe in the scheduler counts which attention ran,
+in every engine of every test.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from integration_tests.models import tiny
+from integration_tests.running import ROOT, run_program
+from integration_tests.sglang_cpu.running import environment
+
+CHUNKS = {"chunked_prefill_size": 32, "enable_mixed_chunk": True}
+
+
+def case(model: str, **engine: Any) -> dict[str, Any]:
+    """A tiny model, asked twice; prompts end inside, at and after a page, a window and a tile."""
+    draw = random.Random(2024)
+    prompts = [[0, *(draw.randrange(3, tiny.VOCABULARY) for _ in range(length - 1))] for length in (1, 7, 64, 150)]
+    return {"model": model, "prompts": [prompts, prompts], "max_tokens": 24, "engine": engine}
+
+
+def check(result: dict[str, Any], decode: bool = True, extend: bool = True) -> None:
+    """The reference's tokens; the second round from the cache; by attnloom in the steps that it was chosen for."""
+    assert result["answers"] == result["reference"]
+    first, second = result["cached_tokens"]
+    assert first == 0 and second >= 150
+    counts = result["counts"]
+    decoded = counts["layer_runs"] // counts["steps"] * counts["DECODE steps"] if counts.get("DECODE steps") else 0
+    ours = (decoded if decode else 0) + (counts["layer_runs"] - decoded if extend else 0)
+    assert counts["attnloom"] == ours > 0, counts
+    assert counts.get("torch_native", 0) == counts["layer_runs"] - ours, counts
+    assert counts.get("triton", 0) == 0, counts
+
+
+def run_cases(*cases: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    return run_program("integration_tests.sglang_cpu.case", list(cases), folder, environment())
+
+
+def test_pages_and_chunks(tmp_path: Path) -> None:
+    """14 query heads on 2 KV heads; pages of 1 and 16; prompts in chunks, in steps with requests that decode."""
+    whole, chunked = run_cases(case("group7"), case("group7", page_size=16, **CHUNKS), folder=tmp_path)
+    check(whole)
+    check(chunked)
+    assert chunked["counts"]["MIXED steps"] > 0
+
+
+def test_windows_under_a_soft_cap(tmp_path: Path) -> None:
+    """Gemma 2; then its windowed layers in a smaller pool with slots of its own, which forgets what they left."""
+    hybrid = json.dumps({"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 0, 1, 0]})
+    chunked = {**CHUNKS, "json_model_override_args": hybrid, "swa_full_tokens_ratio": 0.5}
+    one_pool, two_pools = run_cases(case("windows"), case("windows", **chunked), folder=tmp_path)
+    check(one_pool)
+    check(two_pools)
+
+
+def test_attnloom_for_prefill_or_for_decode_only(tmp_path: Path) -> None:
+    """The other half of the work is torch_native's."""
+    names = {"attention_backend": None, "prefill_attention_backend": "attnloom"}
+    prefill, decode = run_cases(
+        case("head128", **names, decode_attention_backend="torch_native"),
+        case("head128", **{**names, "prefill_attention_backend": "torch_native"}, decode_attention_backend="attnloom"),
+        folder=tmp_path,
+    )
+    check(prefill, decode=False)
+    check(decode, extend=False)
+
+
+def test_speculative_decoding(tmp_path: Path) -> None:
+    """Trees of drafts by a draft model: one step and three, each draft followed by two; then a chain."""
+    drafting = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "head128"}
+
+    def drafted(steps: int, topk: int, drafts: int, **more: Any) -> dict[str, Any]:
+        shape = {
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": drafts,
+        }
+        return case("head128", **drafting, **shape, **more)
+
+    results = run_cases(drafted(1, 2, 3), drafted(3, 2, 6), drafted(2, 1, 3, page_size=16), folder=tmp_path)
+    for result in results:
+        check(result)
+        assert result["counts"]["TARGET_VERIFY steps"] > 0
+        assert result["counts"]["DRAFT_EXTEND_V2 steps"] > 0
+        # The draft model is the model itself: a step must get further than it would alone.
+        assert result["accept_length"] > 1.5
+
+
+def test_custom_variants(tmp_path: Path) -> None:
+    """The file of examples/: sigmoid attention in every layer, named in the model's configuration."""
+    chosen = json.dumps({"attnloom": {"variants": str(ROOT / "examples" / "serve.toml")}})
+    (result,) = run_cases(
+        {**case("head128", json_model_override_args=chosen), "attention": ["sigmoid"] * 3}, folder=tmp_path
+    )
+    check(result)
