@@ -1,0 +1,147 @@
+"""What attention costs the host on a GPU: a layer by the direct path and by the operator, a plan, a captured plan.
+
+Host time is the clock's over a burst of calls that the device's queue takes without waiting, divided by the calls;
+medians over many bursts. The planner inside a graph is timed by events around a graph of many.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from gpu.card import driver
+from report import Row, Target, arguments, publish
+from torch import Tensor
+
+from attnloom import Attention, BlockSparseLayout, Variant, append_kv, variants
+from attnloom.core.op import attention_op
+from attnloom.core.plan import Plan
+
+BURST = 50  # calls; a stream's queue holds about a thousand launches
+BURSTS = 60
+PLANNERS = 40  # in a graph
+
+
+class Layer:
+    """A decode step of a Llama-3.1-8B shape."""
+
+    def __init__(self, requests: int, length: int = 64, variant: Variant | None = None) -> None:
+        self.engine = Attention(32, 8, 128, dtype=torch.bfloat16, variant=variant, device="cuda")
+        pages = -(-length // 16)
+        self.table = torch.arange(requests * pages, dtype=torch.int32, device="cuda").view(requests, pages)
+        self.lengths = torch.full((requests,), length, dtype=torch.int32, device="cuda")
+        self.layout = BlockSparseLayout.from_page_table(self.table, self.lengths, 16)
+        self.indptr = torch.arange(requests + 1, dtype=torch.int32, device="cuda")
+        self.host_indptr, self.host_lengths = self.indptr.cpu(), self.lengths.cpu()
+        self.k, self.v = torch.randn(2, requests * pages, 16, 8, 128, device="cuda", dtype=torch.bfloat16)
+        self.q = torch.randn(requests, 32, 128, device="cuda", dtype=torch.bfloat16)
+        self.new = torch.randn(requests, 8, 128, device="cuda", dtype=torch.bfloat16)
+        self.slots = torch.arange(requests, device="cuda") * pages * 16
+        self.out = torch.empty_like(self.q)
+        self.params = None
+        if variant is not None:
+            self.params = {"sinks": torch.zeros(32, device="cuda")}
+        self.plan = self.device_plan()
+
+    def device_plan(self) -> Plan:
+        return self.engine.plan(self.indptr, self.layout, total_q=self.q.shape[0])
+
+    def host_plan(self) -> Plan:
+        return self.engine.plan(self.host_indptr, self.layout, kv_lens=self.host_lengths)
+
+    def direct(self) -> Tensor:
+        return self.engine.run(self.plan, self.q, self.k, self.v, out=self.out, params=self.params)
+
+    def fresh_out(self) -> Tensor:
+        return self.engine.run(self.plan, self.q, self.k, self.v, params=self.params)
+
+    def operator(self) -> None:
+        engine = self.engine
+        scales = (128**-0.5, 1.0, 1.0)
+        attention_op(
+            engine, self.plan, self.layout, self.k.shape[0], (self.q, self.k, self.v, self.out, None), [], scales, False
+        )
+
+    def append(self) -> None:
+        append_kv(self.new, self.new, self.k, self.v, self.slots)
+
+
+def host_us(call: Callable[[], object]) -> float:
+    """Microseconds of the host for one call, the median burst."""
+    for _ in range(BURST):
+        call()
+    times = []
+    for _ in range(BURSTS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        for _ in range(BURST):
+            call()
+        times.append((time.perf_counter_ns() - begin) / BURST / 1e3)
+    return statistics.median(times)
+
+
+def in_graph_us(call: Callable[[], object]) -> float:
+    """Microseconds of the device for one call in a graph of many, the median replay."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call() for _ in range(PLANNERS)]
+    times = []
+    for _ in range(BURSTS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / PLANNERS)
+    del kept
+    return statistics.median(times)
+
+
+def measured() -> list[Row]:
+    """Every row."""
+    layer = Layer(16)
+    sinks = Layer(16, variant=variants.Causal() & variants.Sinks())
+    rows = [
+        Row("engine.run, out=", host_us(layer.direct), target=Target("ours", 8, "us")),
+        Row("engine.run, out=, sinks", host_us(sinks.direct)),
+        Row("engine.run, a new out", host_us(layer.fresh_out)),
+        Row("torch.ops.attnloom.attention", host_us(layer.operator), target=Target("ours", 15, "us")),
+        Row("append_kv", host_us(layer.append)),
+        Row("engine.plan, lengths on the device, 16 requests", host_us(layer.device_plan)),
+        Row("engine.plan, lengths on the host, 16 requests", host_us(layer.host_plan)),
+    ]
+    for requests in (1, 16, 256, 1000, 5000, 20_000):
+        step = Layer(requests)
+        target = Target("ours", 15, "us") if requests == 256 else None
+        detail = {"plan_bytes": step.plan.buffer.numel() * 4, "splits": step.plan.host().num_splits}
+        rows.append(
+            Row(
+                f"device plan in a graph, {requests} requests",
+                in_graph_us(step.device_plan),
+                target=target,
+                detail=detail,
+            )
+        )
+        del step
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--commit", help="the commit measured, where the copy has no history")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("gpu_host_time: expected a CUDA device")
+    rows = measured()
+    card = torch.cuda.get_device_properties(0).name
+    more = {"card": card, "driver": driver(), "cuda": torch.version.cuda}
+    publish("gpu_host_time", rows, options.json, more=more, measured=options.commit)
+
+
+if __name__ == "__main__":
+    main()
