@@ -16,7 +16,7 @@ using attnloom::AppendParams;
 constexpr int kThreads = 128;
 
 template <typename Vector>
-__global__ void append_kernel(const __grid_constant__ AppendParams p) {
+__global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
   const int64_t token = blockIdx.x;
   const int64_t slot = p.slots[token];
   if (slot < 0) return;
