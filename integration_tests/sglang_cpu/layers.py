@@ -1,0 +1,296 @@
+"""Layers that the tiny models do not have, made of SGLang's own classes: what attnloom computes, against float64.
+
+    python -m integration_tests.sglang_cpu.layers TASK.json RESULT.json
+
+The task is `[]`. Each function `check_...` below is a case; the result is a list as the conformance kit's. A runner is
+the kit's: real pools and batches around one layer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from integration_tests.sglang_cpu.kit import run
+from tests.oracle import Answer, Array, At, Band, DenseRequest, Hooks, attention
+from tests.tolerance import assert_out
+
+HEADS, KV_HEADS, DIM = 4, 2, 64
+PREFIXES, NEW = (5, 0, 70), (3, 9, 2)
+CONTEXT = 128
+
+
+@dataclass
+class Fixture:
+    """A runner with attnloom as its backend, one step, and what its layers are given."""
+
+    runner: Any
+    backend: Any
+    batch: Any
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lens: tuple[int, ...]
+
+    def layer(self, **fields: Any) -> Any:
+        """A RadixAttention."""
+        from sglang.srt.layers.radix_attention import RadixAttention
+
+        temperature = fields.pop("xai_temperature_len", -1)
+        layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0, **fields)
+        layer.xai_temperature_len = temperature
+        return layer
+
+    def run(self, layer: Any, *, write: bool = True, **more: Any) -> Tensor:
+        """The layer in this step: [tokens, heads, DIM]."""
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+        k, v = (self.k, self.v) if write else (None, None)
+        with torch.no_grad(), forward_context(ForwardContext(attn_backend=self.backend)):
+            self.backend.init_forward_metadata(self.batch)
+            out = layer(self.q.flatten(1), k, v, self.batch, **more)
+        return out.view(-1, HEADS, DIM)
+
+    def expected(self, band: Band = Band(), hooks: Hooks = Hooks(), first: tuple[int, ...] = (0, 0, 0)) -> Answer:
+        """The oracle's answer from what the pool holds now, request by request."""
+        pool, table = self.runner.token_to_kv_pool, self.runner.req_to_token_pool.req_to_token
+        keys, values = pool.get_kv_buffer(0)
+        requests, begin = [], 0
+        for row, (length, start) in enumerate(zip(self.lens, first, strict=True)):
+            count = 1 if self.batch.forward_mode.is_decode() else NEW[row]
+            slots = table[row, start : start + length].long()
+            own = self.q[begin : begin + count]
+            requests.append(DenseRequest(own, keys[slots], values[slots], list(range(length))))
+            begin += count
+        return attention(requests, band=band, hooks=hooks)
+
+
+def fixture(mode: str = "EXTEND", *, drafts: int = 0, **arguments: Any) -> Fixture:
+    """Three requests; every slot that is no request's is NaN."""
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.test.kits.attention_unittest.attention_methods import dense_attention as dense
+
+    torch.manual_seed(len(mode))
+    forward_mode = ForwardMode[mode]
+    case = dense.DenseAttentionCase(
+        name=mode,
+        backend="attnloom",
+        forward_mode=forward_mode,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        page_size=1,
+        prefix_lens=PREFIXES if not drafts else (5, 1, 70),
+        extend_lens=() if forward_mode.is_decode() else NEW if not drafts else (drafts,) * 3,
+    )
+    config = dense.TinyModelConfig(
+        num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, hidden_size=64, context_len=CONTEXT
+    )
+    runner = dense.MockModelRunner(
+        case=case, model_config=config, dtype=torch.float32, device="cpu", max_context_len=CONTEXT, head_dim=DIM
+    )
+    runner.server_args = copy(runner.server_args)
+    for name, value in arguments.items():
+        object.__setattr__(runner.server_args, name, value)  # SGLang's own raises once it has begun
+    backend = ATTENTION_BACKENDS["attnloom"](runner)
+    locations = dense.make_loc_fn(
+        "shuffled_pages",
+        batch_size=3,
+        seq_lens=case.seq_lens,
+        prefix_lens=case.prefix_lens,
+        page_size=1,
+        max_context_len=CONTEXT,
+    )
+    batch = dense._make_forward_batch(case, runner, max_context_len=CONTEXT, device="cpu", loc_fn=locations)
+    for buffer in runner.token_to_kv_pool.get_kv_buffer(0):
+        buffer.fill_(torch.nan)
+        for row, length in enumerate(case.seq_lens):
+            slots = runner.req_to_token_pool.req_to_token[row, :length].long()
+            buffer[slots] = torch.randn(length, KV_HEADS, DIM)
+    tokens = case.num_input_tokens
+    q = torch.randn(tokens, HEADS, DIM)
+    k, v = torch.randn(2, tokens, KV_HEADS, DIM)
+    return Fixture(runner, backend, batch, q, k, v, case.seq_lens)
+
+
+def close(out: Tensor, answer: Answer) -> None:
+    assert_out(out, answer, DIM, torch.float32)
+
+
+def check_sinks(case: object) -> None:
+    sinks = torch.randn(HEADS, dtype=torch.bfloat16)
+    for mode in ("EXTEND", "DECODE"):
+        made = fixture(mode)
+        out = made.run(made.layer(sliding_window_size=7), sinks=sinks)
+        hooks = Hooks(sink=lambda at: float(sinks[at.q_head]))
+        close(out, made.expected(Band(left=7), hooks))
+
+
+def check_soft_cap_and_grok_temperature(case: object) -> None:
+    length = 20
+
+    def transform(logits: Array, at: At) -> Array:
+        assert at.q_pos is not None
+        hot = np.log2(np.maximum(at.q_pos, 1)) / np.log2(length)
+        return 3.0 * np.tanh(logits / 3.0) * np.where(at.q_pos > length, hot, 1.0)
+
+    for mode in ("EXTEND", "DECODE", "MIXED", "SPLIT_PREFILL", "DRAFT_EXTEND_V2"):
+        made = fixture(mode)
+        layer = made.layer(logit_cap=3.0, xai_temperature_len=length)
+        close(made.run(layer), made.expected(hooks=Hooks(logits_transform=transform)))
+
+
+def check_keys_of_another_layer(case: object) -> None:
+    """k and v are None: they lie in the cache already."""
+    for mode in ("EXTEND", "DECODE"):
+        made = fixture(mode)
+        close(made.run(made.layer(), write=False), made.expected())
+
+
+def check_keys_that_the_model_wrote(case: object) -> None:
+    made = fixture()
+    close(made.run(made.layer(), save_kv_cache=False), made.expected())
+
+
+def check_encoder_only(case: object) -> None:
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    made = fixture()
+    close(made.run(made.layer(attn_type=AttentionType.ENCODER_ONLY)), made.expected(Band(None, None)))
+
+
+def check_bidirectional_prompts(case: object) -> None:
+    """Prompts see themselves whole, with windows to the left; what is generated sees what is before it."""
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    for mode, right in (("EXTEND", None), ("DECODE", 0)):
+        for window in (-1, 6):
+            made = fixture(mode)
+            layer = made.layer(attn_type=AttentionType.DECODER_BIDIRECTIONAL, sliding_window_size=window)
+            close(made.run(layer), made.expected(Band(None if window < 0 else window, right)))
+
+
+def check_cross_attention(case: object) -> None:
+    """The encoder's tokens lie at the beginning of each row, the text's behind them."""
+    encoder = (4, 0, 33)
+    for mode in ("EXTEND", "DECODE"):
+        made = fixture(mode)
+        table = made.runner.req_to_token_pool.req_to_token
+        slots = iter(range(1, made.runner.token_to_kv_pool.size))
+        for row, (length, before) in enumerate(zip(made.lens, encoder, strict=True)):
+            for column in range(before + length):
+                table[row, column] = next(slots)
+        for buffer in made.runner.token_to_kv_pool.get_kv_buffer(0):
+            buffer.copy_(torch.randn(buffer.shape))
+        made.batch.encoder_lens = torch.tensor(encoder)
+        made.batch.encoder_out_cache_loc = torch.empty(0, dtype=torch.int64)
+        close(made.run(made.layer(), write=False), made.expected(first=encoder))
+        cross = made.run(made.layer(is_cross_attention=True), write=False)
+        text, made.lens = made.lens, encoder
+        close(cross, made.expected(Band(None, None)))
+        made.lens = text
+
+
+def check_trees_of_drafts(case: object) -> None:
+    """A mask among drafts together with a window, a cap and sinks; the kit has it alone and with a window."""
+    drafts, window = 4, 6
+    made = fixture("TARGET_VERIFY", drafts=drafts)
+    seen = torch.eye(drafts, dtype=torch.bool)
+    seen[1:, 0] = seen[3, 1] = True
+    prefixes = torch.tensor([length - drafts for length in made.lens])
+    made.batch.seq_lens = prefixes.to(torch.int32)
+    made.batch.spec_info = SimpleNamespace(draft_token_num=drafts, topk=2, custom_mask=seen.repeat(3, 1).flatten())
+    sinks = torch.randn(HEADS)
+    out = made.run(made.layer(sliding_window_size=window, logit_cap=2.0), sinks=sinks)
+
+    def mask(at: At) -> Array:
+        assert at.kv_index is not None and at.q_index is not None
+        draft = at.kv_index - int(prefixes[at.request])
+        return (draft < 0) | seen.numpy()[at.q_index, np.maximum(draft, 0)]
+
+    hooks = Hooks(
+        logits_transform=lambda logits, at: 2.0 * np.tanh(logits / 2.0),
+        logits_mask=mask,
+        sink=lambda at: float(sinks[at.q_head]),
+    )
+    global NEW
+    plain, NEW = NEW, (drafts,) * 3
+    close(out, made.expected(Band(window, None), hooks))
+    NEW = plain
+
+
+def check_padding_is_zero(case: object) -> None:
+    """Rows behind the queries of a step."""
+    made = fixture("DECODE")
+    made.q = torch.cat([made.q, torch.full((5, HEADS, DIM), torch.nan)])
+    out = made.run(made.layer())
+    assert out.shape[0] == 8 and not out[3:].any()
+    made.q = made.q[:3]
+    close(out[:3], made.expected())
+
+
+def check_an_idle_step(case: object) -> None:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    made = fixture("DECODE")
+    made.batch.forward_mode, made.batch.batch_size = ForwardMode.IDLE, 0
+    made.q = made.q[:0]
+    assert made.run(made.layer()).shape == (0, HEADS, DIM)
+    made = fixture("DECODE")
+    made.run(made.layer())
+
+
+def check_what_is_refused(case: object) -> None:
+    """In words that name what was asked for, before anything is computed."""
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    for words, fields in {
+        'logit_capping_method="other"': {"logit_cap": 2.0, "logit_capping_method": "other"},
+        "values of another size": {"v_head_dim": 32},
+        "use_irope": {"use_irope": True},
+        'pos_encoding_mode="ALIBI"': {"pos_encoding_mode": "ALIBI"},
+    }.items():
+        made = fixture()
+        refused(words, lambda made=made, fields=fields: made.run(made.layer(**fields), write=False))
+    made = fixture()
+    refused("score_mod", lambda: made.run(made.layer(), score_mod=print))
+    bidirectional = AttentionType.DECODER_BIDIRECTIONAL
+    chunked = fixture(chunked_prefill_size=64)
+    refused("--chunked-prefill-size -1", lambda: chunked.run(chunked.layer(attn_type=bidirectional)))
+    refused("--enable-deterministic-inference", lambda: fixture(enable_deterministic_inference=True))
+    made = fixture()
+    made.runner.kv_cache_dtype = torch.float8_e4m3fn
+    refused("--kv-cache-dtype", lambda: type(made.backend)(made.runner))
+    made.run(made.layer())
+
+
+def refused(words: str, function: Any) -> None:
+    try:
+        function()
+    except NotImplementedError as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+    else:
+        raise AssertionError(f"nothing was refused with {words!r}")
+
+
+def main() -> None:
+    """Run every case."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    checks = [(name, function) for name, function in globals().items() if name.startswith("check_")]
+    results = [run(name, function, True) for name, function in checks]
+    Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
