@@ -156,6 +156,10 @@ class AppendParams(_Struct):
         ("v_cache_stride_block", c_int64),
         ("v_cache_stride_slot", c_int64),
         ("v_cache_stride_head", c_int64),
+        ("from_element", c_int32),
+        ("to_element", c_int32),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
         ("num_threads", c_int32),
         ("stream", c_void_p),
     ]
@@ -178,6 +182,8 @@ class PlanHeader(_Struct):
         ("right", c_int32),
         ("trimmed", c_int32),
         ("tile_capacity", c_int32),
+        ("chunk", c_int32),
+        ("chunk_states", c_int32),
     ]
 
 

@@ -18,7 +18,7 @@ from attnloom.core.streams import capturing, current_stream
 
 
 class Room(NamedTuple):
-    """States float32 ``[2 * workers * tile_q * (head_dim_v + 1)]``, arrivals int32 ``[workers]``, all zero."""
+    """States float32 ``[at least what was asked for]``, arrivals int32 ``[workers]``, all zero."""
 
     states: Tensor
     arrivals: Tensor
@@ -38,6 +38,14 @@ def floats(num_workers: int, tile_q: int, head_dim_v: int) -> int:
     return 2 * num_workers * tile_q * (head_dim_v + 1)
 
 
+def floats_of_chunks(num_workers: int, tile_q: int, head_dim_v: int, chunk_states: int) -> int:
+    """The same for the batch_invariant mode: a worker's fold, and the states of chunks that it leaves to others.
+
+    Each is values, a peak and a total (csrc/cpu/chunk_states.h).
+    """
+    return num_workers * (1 + chunk_states) * tile_q * (head_dim_v + 2)
+
+
 class Arena(threading.local):
     """Partial states and arrival counters of the calling thread."""
 
@@ -45,9 +53,8 @@ class Arena(threading.local):
         self.states = torch.empty(0, dtype=torch.float32)
         self.arrivals = torch.zeros(0, dtype=torch.int32)
 
-    def reserve(self, num_workers: int, tile_q: int, head_dim_v: int) -> Room:
-        """Room for this many workers; grows, never shrinks."""
-        needed = floats(num_workers, tile_q, head_dim_v)
+    def reserve(self, num_workers: int, needed: int) -> Room:
+        """Room for this many workers and floats; grows, never shrinks."""
         if self.states.shape[0] < needed:
             self.states = torch.empty(needed, dtype=torch.float32)
         if self.arrivals.shape[0] < num_workers:

@@ -30,7 +30,7 @@ from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import DeclaredRange, check_lengths, plan_scan
 from attnloom.core.settings import settings, validating
 from attnloom.core.streams import capturing
-from attnloom.core.tiles import HEAD_DIMS, MAX_GROUP, family_for
+from attnloom.core.tiles import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, family_for
 from attnloom.core.variant import Variant
 from attnloom.core.variants import Causal
 
@@ -47,6 +47,11 @@ class Attention:
         kv_dtype: of the caches; None: dtype. On a GPU also float8_e4m3fn and float8_e5m2.
         variant: what is computed.
         device: where.
+        batch_invariant: a request's rows have the same bits alone and in any batch, on any number of workers, and
+            whether its queries come at once, in parts or one by one on a cached prefix. KV is cut at fixed chunks of
+            2048 tokens, so long requests balance less evenly, and short query tiles take the code of long ones. Holds
+            for hooks of positions, not of ``request``, ``q_index`` or ``kv_index``; for lengths up to the planned ones;
+            for finite keys and values.
 
     Raises:
         TypeError, ValueError: a shape, dtype or device that is not supported; the message says what is.
@@ -64,6 +69,7 @@ class Attention:
         kv_dtype: torch.dtype | None = None,
         variant: Variant | None = None,
         device: torch.device | str = "cpu",
+        batch_invariant: bool = False,
     ) -> None:
         check_positive("num_qo_heads", num_qo_heads)
         check_positive("num_kv_heads", num_kv_heads)
@@ -83,6 +89,10 @@ class Attention:
         if kv_dtype not in (None, dtype, *family.kv_dtypes):
             others = f" or one of {family.kv_dtypes}" if family.kv_dtypes else ""
             raise ValueError(f"kv_dtype={kv_dtype}: expected dtype, {dtype},{others} on {self.device}")
+        if batch_invariant and self.device.type != "cpu":
+            raise ValueError(
+                f"batch_invariant=True: expected False on {self.device}, only a CPU's kernels have the mode"
+            )
         self.variant = Causal() if variant is None else variant
         if not isinstance(self.variant, Variant):
             raise TypeError(f"variant={variant!r}: expected a Variant")
@@ -93,8 +103,16 @@ class Attention:
         self.dtype = dtype
         self.kv_dtype = dtype if kv_dtype is None else kv_dtype
         self.tiles = family.tiles_for(head_dim)
+        self.batch_invariant = batch_invariant
         self.spec = attention_spec(
-            family.name, dtype, head_dim, self.head_dim_v, self.variant, target_of(self.device), self.kv_dtype
+            family.name,
+            dtype,
+            head_dim,
+            self.head_dim_v,
+            self.variant,
+            target_of(self.device),
+            self.kv_dtype,
+            batch_invariant,
         )
         self.module = attention_module(self.spec)
         self.plan_key = PlanKey(
@@ -107,6 +125,7 @@ class Attention:
             self.variant.right,
             self.device,
             self.spec.name if self.variant.visible else "",
+            CHUNK_TOKENS // self.tiles.tile_kv if batch_invariant else 0,
         )
         self._sizes = {
             "num_qo_heads": num_qo_heads,
@@ -144,7 +163,7 @@ class Attention:
     def __repr__(self) -> str:
         return (
             f"Attention({self.num_qo_heads}, {self.num_kv_heads}, {self.head_dim}, dtype={self.dtype}, "
-            f"variant={self.variant.name}, device={self.device})"
+            f"variant={self.variant.name}, device={self.device}{', batch_invariant=True' * self.batch_invariant})"
         )
 
     def plan(

@@ -14,10 +14,21 @@ from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import Rendering
 from attnloom.core.variant import HOOKS, Variant
 
-_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_SHORT = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}
 _SCALARS = {
     "cpu": {torch.float32: "float", torch.bfloat16: "attnloom::cpu::Bf16", torch.float16: "attnloom::cpu::Fp16"},
-    "sm80": {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"},
+    "sm80": {
+        torch.bfloat16: "__nv_bfloat16",
+        torch.float16: "__half",
+        torch.float8_e4m3fn: "__nv_fp8_e4m3",
+        torch.float8_e5m2: "__nv_fp8_e5m2",
+    },
 }
 _ENDING = {"cpu": "cpp", "sm80": "cu"}
 
@@ -32,23 +43,36 @@ class _RenderedParam:
 
 @functools.lru_cache(maxsize=256)
 def attention_spec(
-    family: str, dtype: torch.dtype, head_dim: int, head_dim_v: int, variant: Variant, target: str = ""
+    family: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    variant: Variant,
+    target: str = "",
+    kv_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
 ) -> ModuleSpec:
     """What the kernel of a shape and variant is built from. Bands are not compiled in, so they are dropped here.
 
     Args:
         target: of a CUDA family, the architecture, e.g. ``90a``.
+        kv_dtype: of the caches; None: dtype.
+        batch_invariant: the code of the engine's mode of that name.
     """
     params, offset = [], 0
     for param in variant.params:
         params.append(_RenderedParam(param.name, param.cpp_type, param.cpp_read, offset))
         offset += param.words
-    name = f"{family}_attention_{_SHORT[dtype]}_d{head_dim}_{variant.kernel_name}"[:128]
+    kv_dtype = dtype if kv_dtype is None else kv_dtype
+    short = _SHORT[dtype] if kv_dtype == dtype else f"{_SHORT[dtype]}_{_SHORT[kv_dtype]}"
+    name = f"{family}_attention_{short}_d{head_dim}_{'invariant_' * batch_invariant}{variant.kernel_name}"[:128]
     text = Rendering.of(
         f"{family}/attention.{_ENDING[family]}.jinja",
         scalar=_SCALARS[family][dtype],
+        kv_scalar=_SCALARS[family][kv_dtype],
         head_dim=head_dim,
         head_dim_v=head_dim_v,
+        batch_invariant=batch_invariant,
         variant={
             "name": variant.kernel_name,
             "params": params,

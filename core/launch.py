@@ -15,9 +15,10 @@ from attnloom.core.abi import (
     CacheTensor,
     FinishParams,
     LayoutTensors,
+    PlanHeader,
     QueryTensor,
 )
-from attnloom.core.arena import arena
+from attnloom.core.arena import arena, floats, floats_of_chunks
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.errors import AttnloomError
 from attnloom.core.host import host_module
@@ -87,6 +88,16 @@ def cache_tensor(tensor: Tensor) -> CacheTensor:
     return CacheTensor(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
 
 
+def _floats_of(engine: Attention, num_workers: int, plan_buffer: Tensor) -> int:
+    """Room that a launch needs for partial states."""
+    tile_q, head_dim_v = engine.tiles.tile_q, engine.head_dim_v
+    if not engine.batch_invariant:
+        return floats(num_workers, tile_q, head_dim_v)
+    return floats_of_chunks(
+        num_workers, tile_q, head_dim_v, PlanHeader.from_address(plan_buffer.data_ptr()).chunk_states
+    )
+
+
 def run(
     engine: Attention,
     plan_buffer: Tensor,
@@ -107,7 +118,7 @@ def run(
         unfinished: write states instead of finished rows.
     """
     q, k_cache, v_cache, out, lse = tensors
-    room = arena.reserve(num_workers, engine.tiles.tile_q, engine.head_dim_v)
+    room = arena.reserve(num_workers, _floats_of(engine, num_workers, plan_buffer))
     params = AttentionParams(
         rows_tensor(q),
         cache_tensor(k_cache),

@@ -27,6 +27,9 @@ class PlanKey(NamedTuple):
     device: torch.device
     ranges: str = ""
     """Name of the kernel whose variant declares the visible range; empty: the band alone."""
+    chunk: int = 0
+    """KV tiles of a chunk, in the batch_invariant mode: items are cut at whole chunks, which count from slot 0, and
+    tiles that a block mask hides are counted. 0: items are cut at any tile."""
 
 
 class Piece(NamedTuple):

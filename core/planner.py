@@ -154,6 +154,8 @@ def header_of(
         -1 if key.right is None else key.right,
         trimmed,
         tile_capacity,
+        key.chunk,
+        1,
     )
 
 

@@ -9,6 +9,10 @@ import torch
 from attnloom.core.devices import capability, indexed
 from attnloom.core.settings import settings
 
+CHUNK_TOKENS = 2048
+"""Tokens of a chunk of KV in the batch_invariant mode: long enough that a state weighs little beside what it was made
+of, short enough that a long request feeds many workers. Every family has the same."""
+
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 MAX_GROUP = 128
 

@@ -1,6 +1,10 @@
 // The cpu kernel family: each worker runs its stretch of the plan, item by item:
 //   load Q -> for each KV tile: gather, S = Q K^T, weigh, O += P V -> write the row, or leave a partial state.
 // The last worker to finish a piece of a split item merges its states, in the order of the workers.
+//
+// kAlike is the engine's batch_invariant mode: a row has the same bits beside any other rows, on any number of workers,
+// and whether its request's queries come at once or one by one. Items are cut at chunks of their KV, whose states are
+// folded in their order (planner/plan.h), and a row takes one path through the arithmetic whatever its tile holds.
 #pragma once
 
 #include <atomic>
@@ -10,6 +14,7 @@
 #include "common/hooks.h"
 #include "common/params.h"
 #include "common/request.h"
+#include "cpu/chunk_states.h"
 #include "cpu/epilogue.h"
 #include "cpu/gather.h"
 #include "cpu/scratch.h"
@@ -22,7 +27,7 @@
 namespace attnloom {
 namespace cpu {
 
-template <typename Scalar, int kDim, int kDimV, typename Variant, typename HookParams>
+template <typename Scalar, int kDim, int kDimV, bool kAlike, typename Variant, typename HookParams>
 class Worker {
  public:
   Worker(const AttentionParams& params, const HookParams& hooks)
@@ -60,6 +65,12 @@ class Worker {
  private:
   static constexpr int kMaxDim = kDim > kDimV ? kDim : kDimV;
 
+  struct Visible {
+    Range any;        // slots that some query sees: no others are read
+    Range band_free;  // slots inside the band of every query
+    Range mask_free;  // slots that logits_mask leaves to every query
+  };
+
   void run_piece(int32_t worker, const Piece& piece) {
     const int32_t kv_head = plan_.kv_head(worker, piece.head);
     const Request request(p_.layout, plan_.qo_indptr(), plan_.tile_request()[piece.tile]);
@@ -71,6 +82,7 @@ class Worker {
     const Range tiles = kv_tiles_of(visible.any, kTileKv);
 
     load_queries(request, kv_head, row, rows);
+    if constexpr (kAlike) return run_chunks(worker, piece, request, queries, visible, tiles);
     for (int32_t i = 0; i < rows; ++i) states_[i] = {-kInfinity, 0.0f};
     for (int32_t i = 0; i < rows * kDimV; ++i) out_[i] = 0.0f;
     if (p_.block_mask.kinds == nullptr) {
@@ -101,11 +113,66 @@ class Worker {
     merge_if_last(worker, piece, kv_head, request, row, rows);
   }
 
-  struct Visible {
-    Range any;        // slots that some query sees: no others are read
-    Range band_free;  // slots inside the band of every query
-    Range mask_free;  // slots that logits_mask leaves to every query
-  };
+  static void clear(int32_t rows, RowState* states, float* values) {
+    for (int32_t i = 0; i < rows; ++i) states[i] = {-kInfinity, 0.0f};
+    for (int32_t i = 0; i < rows * kDimV; ++i) values[i] = 0.0f;
+  }
+
+  // A piece of an item in the batch_invariant mode.
+  void run_chunks(int32_t worker, const Piece& piece, const Request& request, const QueryTile& queries,
+                  const Visible& visible, Range tiles) {
+    const int32_t kv_head = plan_.kv_head(worker, piece.head);
+    const int32_t row = plan_.tile_row()[piece.tile];
+    const int32_t rows = plan_.tile_rows()[piece.tile];
+    const Range all = chunks_of(header_, tiles);
+    const Range chunks = chunks_of_piece(header_, all, piece.kv_begin, piece.kv_end, piece.closes);
+    const auto arena = chunk_states();
+    const int64_t own = fold_slot(header_, worker);
+    if (piece.opens) clear(rows, arena.states(own), arena.values(own));
+    for (int32_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+      clear(rows, states_, out_);
+      const Range inside = intersect(tiles, {chunk * header_.chunk, (chunk + 1) * header_.chunk});
+      for (int32_t tile = inside.begin; tile < inside.end; ++tile) {
+        const TileKind kind =
+            p_.block_mask.kinds == nullptr ? kPartialTile : tile_kind(p_.block_mask, queries, kTileKv, tile);
+        if (kind != kHiddenTile) run_tile(request, kv_head, row, rows, tile, visible, kind);
+      }
+      if (piece.opens) {
+        arena.fold(own, rows, states_, out_);
+      } else {
+        arena.leave(own, chunk - chunks.begin, rows, states_, out_);
+      }
+    }
+    if (piece.opens && piece.closes) return write_fold(own, kv_head, request, row, rows);
+    merge_if_last(worker, piece, kv_head, request, row, rows, all);
+  }
+
+  // Folds what `count` stretches from `opener` on have left of an item, the opener's own fold first.
+  void merge_chunks(int32_t worker, int32_t opener, int32_t count, Range chunks, int32_t kv_head,
+                    const Request& request, int32_t row, int32_t rows) {
+    const int64_t fold = fold_slot(header_, plan_.peer(worker, opener));
+    for (int32_t nth = 1; nth < count; ++nth) {
+      const int32_t stretch = opener + nth;
+      const Range left =
+          chunks_of_piece(header_, chunks, plan_.start(stretch).kv, plan_.start(stretch + 1).kv, nth + 1 == count);
+      chunk_states().fold_left(fold, fold_slot(header_, plan_.peer(worker, stretch)), left.end - left.begin, rows);
+    }
+    write_fold(fold, kv_head, request, row, rows);
+  }
+
+  // Writes the rows of an item out of its fold. Not inlined: one code, whoever folded.
+  __attribute__((noinline)) void write_fold(int64_t fold, int32_t kv_head, const Request& request, int32_t row,
+                                            int32_t rows) {
+    for (int32_t i = 0; i < rows; ++i) {
+      states_[i] = chunk_states().states(fold)[i];
+      const float* from = chunk_states().values(fold) + i * kDimV;
+      for (int dim = 0; dim < kDimV; dim += kLanes) store(out_ + i * kDimV + dim, load(from + dim));
+      const float lse = normalise(i);
+      write(request, kv_head, row + i, out_ + i * kDimV, lse);
+    }
+  }
+
+  ChunkStates<kDimV, Variant::kSoftmax> chunk_states() const { return {p_.arena, header_}; }
 
   Visible visible_to_tile(const QueryTile& queries) const {
     if (!header_.trimmed) return {{0, queries.kv_len}, {0, 0}, {0, 0}};
@@ -180,13 +247,14 @@ class Worker {
     if constexpr (Variant::kHasKeyTransform) {
       const float* rows_of_keys[kTileKv];
       transform_rows<kDim>(keys, begin, end, request, kv_head, p_.k_scale, key_rows_, rows_of_keys, KeyHook{});
-      score_rows<kDim>(rows, q_, rows_of_keys, begin, end, packed_keys_, scores_);
+      score_rows<kAlike, kDim>(rows, q_, rows_of_keys, begin, end, packed_keys_, scores_);
     } else {
-      score_rows<kDim>(rows, q_, keys, begin, end, packed_keys_, scores_);
+      score_rows<kAlike, kDim>(rows, q_, keys, begin, end, packed_keys_, scores_);
     }
 
-    const bool band_free = holds(visible.band_free, first_slot);
-    const bool mask_free = !Variant::kHasLogitsMask || kind == kFullTile || holds(visible.mask_free, first_slot);
+    const bool band_free = !kAlike && holds(visible.band_free, first_slot);
+    const bool mask_free =
+        !Variant::kHasLogitsMask || (!kAlike && (kind == kFullTile || holds(visible.mask_free, first_slot)));
     const TileColumns columns{kv_pos_, kv_index_};
     const float scale = Variant::kHasKeyTransform ? p_.sm_scale : p_.sm_scale * p_.k_scale;
     for (int32_t i = 0; i < rows; ++i) {
@@ -211,9 +279,9 @@ class Worker {
     if constexpr (Variant::kHasValueTransform) {
       const float* rows_of_values[kTileKv];
       transform_rows<kDimV>(values, begin, end, request, kv_head, p_.v_scale, value_rows_, rows_of_values, ValueHook{});
-      add_values<kDimV>(rows, scores_, rows_of_values, begin, end, value_rows_, out_);
+      add_values<kAlike, kDimV>(rows, scores_, rows_of_values, begin, end, value_rows_, out_);
     } else {
-      add_values<kDimV>(rows, scores_, values, begin, end, value_rows_, out_);
+      add_values<kAlike, kDimV>(rows, scores_, values, begin, end, value_rows_, out_);
     }
   }
 
@@ -292,7 +360,7 @@ class Worker {
   }
 
   void merge_if_last(int32_t worker, const Piece& piece, int32_t kv_head, const Request& request, int32_t row,
-                     int32_t rows) {
+                     int32_t rows, Range chunks = {}) {
     const int32_t stretch = worker / header_.lockstep;
     const int32_t opener = piece.opens ? stretch : plan_.split_begin()[stretch];
     const int32_t count = plan_.split_end()[opener] - opener + 1;
@@ -302,6 +370,7 @@ class Worker {
     if (arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 < pieces) return;
     arrivals.store(0, std::memory_order_relaxed);  // ready for the next run
 
+    if constexpr (kAlike) return merge_chunks(worker, opener, count, chunks, kv_head, request, row, rows);
     for (int32_t i = 0; i < rows; ++i) {
       const auto slot_of = [this, worker, opener](int64_t nth) {
         return partial_slot(plan_.peer(worker, opener + static_cast<int32_t>(nth)), nth == 0);
@@ -336,14 +405,14 @@ class Worker {
   int32_t kv_index_[kTileKv];
 };
 
-template <typename Scalar, int kDim, int kDimV, typename Variant, typename HookParams>
+template <typename Scalar, int kDim, int kDimV, bool kAlike, typename Variant, typename HookParams>
 int32_t run_attention(const AttentionParams& params) {
   const HookParams hooks(params.hook_params);
   const PlanHeader& header = PlanView<const int32_t>{params.plan}.header();
-  if (header.tile_kv != kTileKv) return 1;
+  if (header.tile_kv != kTileKv || (kAlike && header.chunk <= 0)) return 1;
 #pragma omp parallel num_threads(params.num_threads) if (params.num_threads > 1)
   {
-    Worker<Scalar, kDim, kDimV, Variant, HookParams> worker(params, hooks);
+    Worker<Scalar, kDim, kDimV, kAlike, Variant, HookParams> worker(params, hooks);
 #pragma omp for schedule(dynamic, 1) nowait
     for (int32_t index = 0; index < header.num_workers; ++index) worker.run(index);
   }

@@ -18,9 +18,19 @@ constexpr int kVecBlock = 2;  // 6 x 2 sums + 2 + 1 of 16 registers
 #endif
 constexpr int kFewRowBlock = 4;
 
+// How a product is added to a sum.
+struct Contracted {  // as the compiler likes it, loop by loop
+  static inline __attribute__((always_inline)) void add(Vec* sum, Vec left, Vec right) { *sum += left * right; }
+};
+struct Fused {  // the same for any number of rows
+  static inline __attribute__((always_inline)) void add(Vec* sum, Vec left, Vec right) {
+    *sum = fused(left, right, *sum);
+  }
+};
+
 // c[kRows][kVecs * kLanes] = (kAdd ? c : 0) + a[kRows][depth] * b[depth][...], row k of b at b_row(k).
 // Not inlined: among the caller's variables the sums would not all stay in registers.
-template <int kRows, int kVecs, bool kAdd, typename RowOf>
+template <typename Sum, int kRows, int kVecs, bool kAdd, typename RowOf>
 __attribute__((noinline)) void multiply_block(const float* a, int64_t a_stride, RowOf b_row, int depth, float* c,
                                               int64_t c_stride) {
   Vec sum[kRows][kVecs];
@@ -35,7 +45,7 @@ __attribute__((noinline)) void multiply_block(const float* a, int64_t a_stride, 
     for (int vec = 0; vec < kVecs; ++vec) right[vec] = load(b + vec * kLanes);
     for (int row = 0; row < kRows; ++row) {
       const Vec left = broadcast(a[row * a_stride + k]);
-      for (int vec = 0; vec < kVecs; ++vec) sum[row][vec] += left * right[vec];
+      for (int vec = 0; vec < kVecs; ++vec) Sum::add(&sum[row][vec], left, right[vec]);
     }
   }
   for (int row = 0; row < kRows; ++row) {
@@ -44,17 +54,17 @@ __attribute__((noinline)) void multiply_block(const float* a, int64_t a_stride, 
 }
 
 // The rows left over after the full blocks.
-template <int kRows, int kVecs, bool kAdd, typename RowOf>
+template <typename Sum, int kRows, int kVecs, bool kAdd, typename RowOf>
 inline void multiply_rest(int rows, const float* a, int64_t a_stride, RowOf b_row, int depth, float* c,
                           int64_t c_stride) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return multiply_block<kRows, kVecs, kAdd>(a, a_stride, b_row, depth, c, c_stride);
-    multiply_rest<kRows - 1, kVecs, kAdd>(rows, a, a_stride, b_row, depth, c, c_stride);
+    if (rows == kRows) return multiply_block<Sum, kRows, kVecs, kAdd>(a, a_stride, b_row, depth, c, c_stride);
+    multiply_rest<Sum, kRows - 1, kVecs, kAdd>(rows, a, a_stride, b_row, depth, c, c_stride);
   }
 }
 
 // c[rows][kColumns] = (kAdd ? c : 0) + a[rows][depth] * b[depth][kColumns].
-template <int kColumns, bool kAdd, typename RowOf>
+template <typename Sum, int kColumns, bool kAdd, typename RowOf>
 inline void multiply(int rows, const float* a, int64_t a_stride, RowOf b_row, int depth, float* c, int64_t c_stride) {
   constexpr int kAllVecs = kColumns / kLanes;
   constexpr int kRestVecs = kAllVecs % kVecBlock;
@@ -64,21 +74,21 @@ inline void multiply(int rows, const float* a, int64_t a_stride, RowOf b_row, in
     const auto part = [&](int k) { return b_row(k) + column; };
     int row = 0;
     for (; row + kRowBlock <= rows; row += kRowBlock) {
-      multiply_block<kRowBlock, kVecBlock, kAdd>(a + row * a_stride, a_stride, part, depth, c + row * c_stride + column,
-                                                 c_stride);
+      multiply_block<Sum, kRowBlock, kVecBlock, kAdd>(a + row * a_stride, a_stride, part, depth,
+                                                      c + row * c_stride + column, c_stride);
     }
-    multiply_rest<kRowBlock - 1, kVecBlock, kAdd>(rows - row, a + row * a_stride, a_stride, part, depth,
-                                                  c + row * c_stride + column, c_stride);
+    multiply_rest<Sum, kRowBlock - 1, kVecBlock, kAdd>(rows - row, a + row * a_stride, a_stride, part, depth,
+                                                       c + row * c_stride + column, c_stride);
   }
   if constexpr (kRestVecs > 0) {
     const auto part = [&](int k) { return b_row(k) + column; };
     int row = 0;
     for (; row + kRowBlock <= rows; row += kRowBlock) {
-      multiply_block<kRowBlock, kRestVecs, kAdd>(a + row * a_stride, a_stride, part, depth, c + row * c_stride + column,
-                                                 c_stride);
+      multiply_block<Sum, kRowBlock, kRestVecs, kAdd>(a + row * a_stride, a_stride, part, depth,
+                                                      c + row * c_stride + column, c_stride);
     }
-    multiply_rest<kRowBlock - 1, kRestVecs, kAdd>(rows - row, a + row * a_stride, a_stride, part, depth,
-                                                  c + row * c_stride + column, c_stride);
+    multiply_rest<Sum, kRowBlock - 1, kRestVecs, kAdd>(rows - row, a + row * a_stride, a_stride, part, depth,
+                                                       c + row * c_stride + column, c_stride);
   }
 }
 

@@ -24,11 +24,6 @@ struct TileColumns {        // the KV tile a row meets
   const int32_t* kv_index;  // [kTileKv], slots of the row; columns outside the tile's range repeat the nearest inside
 };
 
-struct RowState {
-  float peak;   // largest score so far
-  float total;  // sum of exp(score - peak)
-};
-
 enum class Columns {
   kAll,     // every column is visible
   kRange,   // those of a range

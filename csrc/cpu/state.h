@@ -5,11 +5,39 @@
 #include <limits>
 
 #include "common/math.h"
+#include "cpu/vec.h"
 
 namespace attnloom {
 namespace cpu {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct RowState {
+  float peak;   // largest score so far
+  float total;  // sum of exp(score - peak)
+};
+
+// Folds the state that comes next, of keys after all those before, into (state, values); values are not divided by the
+// totals yet. A state that saw no key changes nothing, and what it is folded into (0, and no key) becomes the first
+// one: a row's bits do not depend on chunks that only other rows of its tile see. Not inlined: one code for every fold.
+template <bool kSoftmax, int kDimV>
+__attribute__((noinline)) void fold_state(const RowState& next, const float* next_values, RowState* state,
+                                          float* values) {
+  float factor = 1.0f;
+  float next_factor = 1.0f;
+  if constexpr (kSoftmax) {
+    if (next.total == 0.0f) return;
+    const float peak = math::max(state->peak, next.peak);
+    factor = math::exp_nonpositive(state->peak - peak);
+    next_factor = math::exp_nonpositive(next.peak - peak);
+    *state = {peak, state->total * factor + next.total * next_factor};
+  }
+  for (int dim = 0; dim < kDimV; dim += kLanes) {
+    const Vec value =
+        load(next_values + dim) + Vec{};  // -0 becomes 0: a weight of 0 times a value may have either sign
+    store(values + dim, fused(value, broadcast(next_factor), load(values + dim) * broadcast(factor)));
+  }
+}
 
 // Merges `count` states of one row in the order of i: value_of(i) gives the values of state i, or null where there
 // is none, lse_of(i) its LSE. kSoftmax false: states add. Returns the LSE of the merged row.

@@ -9,6 +9,9 @@
 namespace attnloom {
 namespace cpu {
 
+template <bool kAlike>
+using SumOf = std::conditional_t<kAlike, Fused, Contracted>;
+
 constexpr int32_t kFewRows = 8;  // up to here reading keys in place beats packing them
 
 template <int kRows, int kDim, typename T>
@@ -19,18 +22,20 @@ inline void score_block(int32_t rows, const float* q, const T* const* keys, int 
   }
 }
 
-// scores[rows][kTileKv] = q[rows][kDim] . keys; `packed` has room for [kDim][kTileKv].
-template <int kDim, typename T>
+// scores[rows][kTileKv] = q[rows][kDim] . keys; `packed` has room for [kDim][kTileKv]. kAlike, here and below: a row's
+// result has the same bits beside any number of others.
+template <bool kAlike, int kDim, typename T>
 inline void score_rows(int32_t rows, const float* q, const T* const* keys, int begin, int end, float* packed,
                        float* scores) {
-  if (rows <= kFewRows) {
+  if (!kAlike && rows <= kFewRows) {
     for (int32_t row = 0; row < rows; row += kFewRowBlock) {
       score_block<kFewRowBlock, kDim>(rows - row, q + row * kDim, keys, begin, end, scores + row * kTileKv);
     }
     return;
   }
   pack_keys<kDim>(keys, packed);
-  multiply<kTileKv, false>(rows, q, kDim, [packed](int dim) { return packed + dim * kTileKv; }, kDim, scores, kTileKv);
+  multiply<SumOf<kAlike>, kTileKv, false>(
+      rows, q, kDim, [packed](int dim) { return packed + dim * kTileKv; }, kDim, scores, kTileKv);
 }
 
 template <int kRows, int kDimV, typename T>
@@ -44,17 +49,17 @@ inline void add_values_block(int32_t rows, const float* weights, const T* const*
 
 // out[rows][kDimV] += weights[rows][kTileKv] . values over the columns [begin, end); `converted` has room for
 // [kTileKv][kDimV].
-template <int kDimV, typename T>
+template <bool kAlike, int kDimV, typename T>
 inline void add_values(int32_t rows, const float* weights, const T* const* values, int begin, int end, float* converted,
                        float* out) {
-  if (rows <= kFewRows) {
+  if (!kAlike && rows <= kFewRows) {
     for (int32_t row = 0; row < rows; row += kFewRowBlock) {
       add_values_block<kFewRowBlock, kDimV>(rows - row, weights + row * kTileKv, values, begin, end, out + row * kDimV);
     }
     return;
   }
   const auto product = [=](const float* const* lines) {
-    multiply<kDimV, true>(
+    multiply<SumOf<kAlike>, kDimV, true>(
         rows, weights + begin, kTileKv, [=](int column) { return lines[begin + column]; }, end - begin, out, kDimV);
   };
   if constexpr (std::is_same<T, float>::value) {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512F__) || defined(__AVX512BF16__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__AVX512BF16__) || defined(__F16C__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -60,6 +60,18 @@ inline __attribute__((always_inline)) void store(float* to, Vec value) { std::me
 
 inline __attribute__((always_inline)) Vec broadcast(float value) {
   return value - Vec{};  // x - 0 is x, signed zeros included, so that only a broadcast is left
+}
+
+// a * b + c, rounded once where the target can. Left to contraction, a compiler decides loop by loop, and the same sum
+// beside another number of rows could differ in its last bit.
+inline __attribute__((always_inline)) Vec fused(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 
 inline float to_float(float value) { return value; }

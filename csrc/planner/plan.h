@@ -7,6 +7,10 @@
 // With lockstep L > 1, L neighbouring workers run the same stretch, each on another kv head of a group of L: they read
 // the same pages at the same time, and heads of a token that lie side by side come from one row of DRAM. The line
 // then holds groups of heads, and everything per worker below is per stretch.
+//
+// With chunks (the engine's batch_invariant mode) the kv tiles of an item count from the begin of the chunk that holds
+// its first visible tile, chunks being aligned to slot 0 as tiles are. Every chunk gives a state of its own, and an
+// item is the fold of its chunks' states in their order, whoever computed them.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +33,8 @@ struct PlanHeader {
   Band band;
   int32_t trimmed;        // 1: the band trims the KV range of a tile; 0: slots are not at their own positions
   int32_t tile_capacity;  // room in the tile arrays; a captured shape keeps it while num_tiles changes
+  int32_t chunk;          // KV tiles of a chunk, at whole numbers of which items are cut; 0: at any tile
+  int32_t chunk_states;   // room for the states of the chunks of a piece that continues an item, at least 1
 };
 constexpr int32_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int32_t);
 
@@ -55,6 +61,8 @@ struct Piece {
   int32_t kv_end;  // meaningless when `closes`: the last piece runs to the end that the true length gives
   bool opens;      // holds the first kv tile of the item
   bool closes;     // holds the last kv tile of the item
+
+  ATTNLOOM_HD bool whole() const { return opens && closes; }
 };
 
 template <typename Word>  // int32_t to write, const int32_t to read
@@ -104,6 +112,16 @@ struct PlanView {
   }
 };
 
+// The chunks of an item whose visible tiles are `tiles`, counted from slot 0.
+ATTNLOOM_HD Range chunks_of(const PlanHeader& plan, Range tiles) { return kv_tiles_of(tiles, plan.chunk); }
+
+// Those of them in the piece [kv_begin, kv_end) of the item; a piece that closes runs to the end.
+ATTNLOOM_HD Range chunks_of_piece(const PlanHeader& plan, Range chunks, int32_t kv_begin, int32_t kv_end, bool closes) {
+  const int32_t begin = chunks.begin + kv_begin / plan.chunk;
+  const int32_t end = chunks.begin + kv_end / plan.chunk;
+  return {begin, closes || end > chunks.end ? chunks.end : end};
+}
+
 // Words a plan needs; `tile_capacity` bounds the number of query tiles.
 ATTNLOOM_HD int64_t plan_words(int64_t num_requests, int64_t tile_capacity, int64_t num_stretches) {
   return kPlanHeaderWords + (num_requests + 1) + 4 * tile_capacity + 3 * (num_stretches + 1) + 2 * num_stretches;
@@ -112,5 +130,11 @@ ATTNLOOM_HD int64_t plan_words(int64_t num_requests, int64_t tile_capacity, int6
 // The arena slot of a partial state. A worker has at most two: the piece it continues, and the piece it opens
 // and leaves to the next stretch.
 ATTNLOOM_HD int32_t partial_slot(int32_t worker, bool opens) { return 2 * worker + (opens ? 1 : 0); }
+
+// With chunks: the fold of the item that the worker opened last, and behind it the states of the chunks of the piece
+// with which the worker continues an item.
+ATTNLOOM_HD int64_t fold_slot(const PlanHeader& plan, int32_t worker) {
+  return static_cast<int64_t>(worker) * (1 + plan.chunk_states);
+}
 
 }  // namespace attnloom

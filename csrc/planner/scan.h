@@ -59,7 +59,9 @@ ATTNLOOM_HD int32_t visible_kv_tiles(const PlanHeader& plan, const PlanInput& in
   const QueryTile tile{request, kv_len - qo_len + row / group, kv_len - qo_len + (row + rows - 1) / group, kv_len};
   Range slots = visible_to_any(plan.band, tile.first, tile.last, kv_len);
   if (in.visible != nullptr) slots = intersect(slots, in.visible(in.hook_params, &tile));
-  return count_tiles(in.block_mask, tile, plan.tile_kv, kv_tiles_of(slots, plan.tile_kv));
+  const Range tiles = kv_tiles_of(slots, plan.tile_kv);
+  if (plan.chunk > 0) return tiles.end - tiles.begin;  // chunks lie where they lie without a mask
+  return count_tiles(in.block_mask, tile, plan.tile_kv, tiles);
 }
 
 // Fills the arrays of tile `index` of a request.
@@ -111,10 +113,11 @@ ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cos
   const int32_t rows = plan.tile_rows()[low];
   const int32_t kv_tiles = plan.tile_kv_tiles()[low];
   const int64_t each = item_cost(cost, rows, kv_tiles);
-  const int64_t unit = unit_cost(cost, rows);
+  const int32_t step = header.chunk > 0 ? header.chunk : 1;  // a cut lies at a whole number of steps
+  const int64_t unit = unit_cost(cost, rows) * step;
   const int32_t head = static_cast<int32_t>((position - prefix[low]) / each);
   const int64_t into = position - prefix[low] - head * each - cost.item + unit / 2;
-  const int32_t kv = into < 0 ? 0 : static_cast<int32_t>(min_of(into / unit, kv_tiles));
+  const int32_t kv = into < 0 ? 0 : static_cast<int32_t>(min_of(into / unit * step, kv_tiles));
   if (kv < kv_tiles || kv == 0) return {low, head, kv};
   if (head + 1 < header.num_kv_heads / header.lockstep) return {low, head + 1, 0};
   return {low + 1, 0, 0};
@@ -147,6 +150,17 @@ ATTNLOOM_HD void fill_splits(PlanView<int32_t> plan, int32_t stretch) {
   plan.split_end()[stretch] = last;
 }
 
+// States of chunks that a stretch leaves in the arena: those of the piece with which it continues an item. One more for
+// true lengths whose visible tiles touch a chunk more than the planned ones.
+ATTNLOOM_HD int32_t chunk_states_of(PlanView<const int32_t> plan, int32_t stretch) {
+  const Coordinate start = plan.start(stretch);
+  const Coordinate stop = plan.start(stretch + 1);
+  if (start.kv == 0 || !(start < stop)) return 0;
+  const Piece piece = plan.piece_at(start, stop);
+  const int32_t chunk = plan.header().chunk;
+  return (piece.kv_end - piece.kv_begin + chunk - 1) / chunk + (piece.closes ? 1 : 0);
+}
+
 // The host's form: header filled in but for num_tiles; prefix has room for tile_capacity + 1. Returns the
 // number of tiles, or -1 when they exceed the capacity.
 inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* prefix) {
@@ -174,6 +188,10 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
     plan.worker_kv()[stretch] = start.kv;
   }
   for (int32_t stretch = 0; stretch < plan.num_stretches(); ++stretch) fill_splits(plan, stretch);
+  for (int32_t stretch = 0; header.chunk > 0 && stretch < plan.num_stretches(); ++stretch) {
+    const int32_t states = chunk_states_of(PlanView<const int32_t>{plan.buffer}, stretch);
+    if (header.chunk_states < states) header.chunk_states = states;
+  }
   return tile;
 }
 

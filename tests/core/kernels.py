@@ -49,6 +49,18 @@ HOOKED: tuple[tuple[torch.dtype, Variant], ...] = (
 )
 
 
+INVARIANT_PLAIN = (Plain(_F32, 64), Plain(_F32, 80), Plain(_BF16, 128), Plain(_F16, 112))
+
+INVARIANT: tuple[Variant, ...] = (
+    *cases.INVARIANT.values(),
+    *(cases.HOOKS[name].variant for name in ("sink", "sigmoid")),
+    variants.PackedMask(),
+    cases.CHUNKED,
+    cases.LOCAL_AND_FIRST,
+)
+"""Built for the batch_invariant mode, in float32."""
+
+
 @cache
 def prebuild() -> None:
     """All kernels in one build; what the cache holds is left alone."""
@@ -57,6 +69,36 @@ def prebuild() -> None:
     ]
     hooked = [attention_spec("cpu", dtype, cases.HEAD_DIM, cases.HEAD_DIM, variant) for dtype, variant in HOOKED]
     build([host_spec(), *plain, *hooked])
+
+
+@cache
+def prebuild_invariant() -> None:
+    """Those of the batch_invariant mode."""
+    plain = [(kernel.dtype, kernel.head_dim, Variant("plain")) for kernel in INVARIANT_PLAIN]
+    hooked = [(_F32, cases.HEAD_DIM, variant) for variant in INVARIANT]
+    build(
+        [
+            host_spec(),
+            *(
+                attention_spec("cpu", dtype, dim, dim, variant, batch_invariant=True)
+                for dtype, dim, variant in (*plain, *hooked)
+            ),
+        ]
+    )
+
+
+@cache
+def invariant_engine(
+    kernel: Plain, num_qo_heads: int, num_kv_heads: int, variant: Variant, chunk: int | None = None
+) -> Attention:
+    """An engine in the batch_invariant mode. `chunk`: KV tiles of a chunk, so that few tokens make many of them."""
+    prebuild_invariant()
+    engine = Attention(
+        num_qo_heads, num_kv_heads, kernel.head_dim, dtype=kernel.dtype, variant=variant, batch_invariant=True
+    )
+    if chunk is not None:
+        engine.plan_key = engine.plan_key._replace(chunk=chunk)
+    return engine
 
 
 @cache

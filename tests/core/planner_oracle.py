@@ -74,12 +74,14 @@ def tiles(
     return result
 
 
-def starts(line: Sequence[Tile], heads: int, stretches: int, costs: Costs) -> list[tuple[int, int, int]]:
+def starts(
+    line: Sequence[Tile], heads: int, stretches: int, costs: Costs, chunk: int = 0
+) -> list[tuple[int, int, int]]:
     """Where each stretch begins, and where the last one stops: (tile, head, kv tile counted from the first visible).
 
     The line of work is every tile, in it every head (a kv head, or a group of them that workers run in lockstep).
     Stretch s begins at the fraction s / stretches of the line's cost; inside an item that moves to the nearest border
-    between kv tiles, a half to the later one.
+    between kv tiles, a half to the later one; with chunks, between as many tiles.
     """
     items = [(index, head, tile) for index, tile in enumerate(line) for head in range(heads)]
     whole = sum(costs.whole(tile) for _, _, tile in items)
@@ -91,7 +93,8 @@ def starts(line: Sequence[Tile], heads: int, stretches: int, costs: Costs) -> li
         found = end
         for place, (index, head, tile) in enumerate(items):
             if target < before + costs.whole(tile):
-                border = floor(Fraction(target - before - costs.item, costs.unit(tile)) + Fraction(1, 2))
+                step = max(1, chunk)
+                border = step * floor(Fraction(target - before - costs.item, step * costs.unit(tile)) + Fraction(1, 2))
                 border = min(max(0, border), len(tile.kv_tiles))
                 if tile.kv_tiles and border == len(tile.kv_tiles):
                     found = (*items[place + 1][:2], 0) if place + 1 < len(items) else end

@@ -29,8 +29,9 @@ def key_of(
     left: int | None = None,
     right: int | None = 0,
     tiles: tuple[int, int, int] = (TILE_Q_SHORT, TILE_Q, TILE_KV),
+    chunk: int = 0,
 ) -> PlanKey:
-    return PlanKey(num_qo_heads, num_kv_heads, *tiles, left, right, torch.device("cpu"))
+    return PlanKey(num_qo_heads, num_kv_heads, *tiles, left, right, torch.device("cpu"), chunk=chunk)
 
 
 def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS) -> Plan:
@@ -38,7 +39,7 @@ def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS) -> Plan:
     return plan_scan(
         indptr(case.qo_lens),
         torch.tensor(case.kv_lens, dtype=torch.int32),
-        key_of(case.group * case.num_kv_heads, case.num_kv_heads, left=case.left, right=case.right),
+        key_of(case.group * case.num_kv_heads, case.num_kv_heads, left=case.left, right=case.right, chunk=case.chunk),
         num_workers=case.num_workers,
         lockstep=case.lockstep,
         costs=Costs(costs.item, costs.kv_tile, costs.row),

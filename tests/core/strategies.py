@@ -21,6 +21,7 @@ class PlanCase:
     """Arguments of the planner. left and right as in a variant: None is unlimited.
 
     lockstep: neighbouring workers that run one stretch, each on another kv head of a group of as many.
+    chunk: KV tiles at whole numbers of which items are cut; 0: at any tile.
     """
 
     qo_lens: list[int]
@@ -31,6 +32,7 @@ class PlanCase:
     left: int | None
     right: int | None
     lockstep: int = 1
+    chunk: int = 0
 
     @property
     def stretches(self) -> int:
@@ -71,4 +73,5 @@ def plan_cases(draw: st.DrawFn) -> PlanCase:
         left=left,
         right=right,
         lockstep=draw(st.sampled_from([n for n in range(1, common + 1) if common % n == 0])),
+        chunk=draw(st.sampled_from((0, 0, 1, 2, 3, 32))),
     )

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnloom.core.abi import PlanHeader
 from tests.core import planner_oracle
 from tests.core.planning import TILE_KV, TILE_Q, TILE_Q_SHORT, scan
 from tests.core.strategies import PlanCase, examples, plan_cases
@@ -28,7 +29,7 @@ def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
     assert plan.tile_row.tolist() == [tile.row for tile in line]
     assert plan.tile_rows.tolist() == [tile.rows for tile in line]
     assert plan.tile_kv_tiles.tolist() == [len(tile.kv_tiles) for tile in line]
-    starts = planner_oracle.starts(line, case.num_kv_heads // case.lockstep, case.stretches, costs)
+    starts = planner_oracle.starts(line, case.num_kv_heads // case.lockstep, case.stretches, costs, case.chunk)
     assert plan.worker_tile.tolist() == [tile for tile, _, _ in starts]
     assert plan.worker_head.tolist() == [head for _, head, _ in starts]
     assert plan.worker_kv.tolist() == [kv for _, _, kv in starts]
@@ -48,6 +49,23 @@ def test_hand_made_edges(num_workers: int) -> None:
     costs = planner_oracle.Costs(item=7, kv_tile=3, row=1)
     for qo_lens, kv_lens in (([], []), ([0], [0]), ([0, 0], [9, 0]), ([1], [0]), ([1] * 20, [0] * 20), ([1], [64])):
         _same(PlanCase(qo_lens, kv_lens, 4, 2, num_workers, None, 0), costs)
+
+
+@examples(4)
+@given(plan_cases())
+def test_chunks_are_never_cut_and_their_states_have_room(case: PlanCase) -> None:
+    """A piece that continues an item has at most as many chunks as the plan says, one more where it closes it."""
+    plan = scan(case)
+    header = PlanHeader.from_address(plan.buffer.data_ptr())
+    assert header.chunk == case.chunk
+    needed = 1
+    for _, tile, _, begin, end in plan.pieces():
+        closes = end == int(plan.tile_kv_tiles[tile])
+        if case.chunk:
+            assert begin % case.chunk == 0 and (closes or end % case.chunk == 0)
+            if begin > 0:
+                needed = max(needed, -(-(end - begin) // case.chunk) + closes)
+    assert header.chunk_states == needed
 
 
 def test_equal_cuts_of_one_long_decode() -> None:

@@ -277,6 +277,37 @@ ALL_OF_THE_CATALOGUE = (
     & variants.PackedMask()
 )
 
+CHUNKED = variants.Causal() & variants.ChunkedLocal(150)
+"""Declares its ranges."""
+
+LOCAL_AND_FIRST = _causal("test_local_and_first", logits_mask="return (abs(q_pos - kv_pos) < 70) | (kv_pos < 3);")
+"""Declares no range."""
+
+INVARIANT = {
+    "query_transform": _causal(
+        "test_turn", query_transform="return query[dim] + 0.01f * float(q_pos) * query[dim ^ 1];"
+    ),
+    "key_transform": _causal("test_gain", key_transform="return key[dim] * (1.0f + float(kv_pos) / 512.0f);"),
+    "value_transform": _causal("test_mix", value_transform="return value[dim] + float(kv_pos % 3) * value[dim ^ 1];"),
+    "logits_transform": _causal(
+        "test_slope", logits_transform="return logits * 0.75f - 0.03125f * float(q_pos - kv_pos) * float(1 + q_head);"
+    ),
+    "logits_mask": _causal("test_sieve", logits_mask="return (q_pos % 5 != 0) & ((kv_pos + q_head) % 3 != 0);"),
+    "output_transform": _causal(
+        "test_bend", output_transform="return tanh(output[dim]) + 0.125f * output[dim ^ 1] + float(q_pos) / 256.0f;"
+    ),
+    "no softmax": SIGMOID.variant,
+    "catalogue": (
+        variants.Causal() & variants.SoftCap() & variants.ALiBi() & variants.Sinks() & variants.SlidingWindow(190)
+    ),
+}
+"""Variants over positions and heads, for the batch_invariant mode."""
+
+INVARIANT_PARAMS: dict[str, Params] = {
+    "no softmax": SIGMOID.params,
+    "catalogue": {"logit_cap": CAP, "alibi_slopes": _SLOPES, "sinks": _SINKS},
+}
+
 FUNCTIONS: tuple[str, ...] = (
     "exp(x)",
     "exp2(x)",
