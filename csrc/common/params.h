@@ -86,6 +86,9 @@ struct MergeParams {  // contiguous; out may not alias the states
   void* stream;
 };
 
+// What keys and values are converted from and to on their way into a cache.
+enum ElementType : int32_t { kSameElement = 0, kBf16Element = 1, kFp16Element = 2, kE4m3Element = 3, kE5m2Element = 4 };
+
 struct AppendParams {  // strides in bytes; caches as CacheTensor
   const char* k;
   const char* v;
@@ -101,6 +104,10 @@ struct AppendParams {  // strides in bytes; caches as CacheTensor
   int64_t v_stride_token, v_stride_head;
   int64_t k_cache_stride_block, k_cache_stride_slot, k_cache_stride_head;
   int64_t v_cache_stride_block, v_cache_stride_slot, v_cache_stride_head;
+  int32_t from;  // ElementType; kSameElement: bytes are copied
+  int32_t to;
+  float k_scale;  // a converted element is divided by it
+  float v_scale;
   int32_t num_threads;
   void* stream;
 };

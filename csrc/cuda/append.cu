@@ -7,6 +7,7 @@
 
 #include "common/macros.h"
 #include "common/params.h"
+#include "cuda/append.h"
 #include "cuda/prepare.h"
 
 namespace {
@@ -44,15 +45,6 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   }
 }
 
-// Bits that are set in some address, stride or row size that a vector must divide.
-uint64_t alignment_bits(const AppendParams& p) {
-  const int64_t strides = p.k_row_bytes | p.v_row_bytes | p.k_stride_token | p.k_stride_head | p.v_stride_token |
-                          p.v_stride_head | p.k_cache_stride_block | p.k_cache_stride_slot | p.k_cache_stride_head |
-                          p.v_cache_stride_block | p.v_cache_stride_slot | p.v_cache_stride_head;
-  return static_cast<uint64_t>(strides) | reinterpret_cast<uint64_t>(p.k) | reinterpret_cast<uint64_t>(p.v) |
-         reinterpret_cast<uint64_t>(p.k_cache) | reinterpret_cast<uint64_t>(p.v_cache);
-}
-
 }  // namespace
 
 namespace attnloom {
@@ -65,7 +57,8 @@ int32_t prepare_append() {
 // Returns CUDA's error.
 ATTNLOOM_EXPORT int32_t attnloom_append(const AppendParams* params) {
   const AppendParams& p = *params;
-  const uint64_t bits = alignment_bits(p);
+  if (p.to != attnloom::kSameElement) return attnloom::append_fp8(p);
+  const uint64_t bits = attnloom::alignment_of_rows(p) | attnloom::alignment_of_caches(p);
   const auto kernel = bits % 16 == 0  ? append_kernel<uint4>
                       : bits % 8 == 0 ? append_kernel<uint2>
                       : bits % 4 == 0 ? append_kernel<uint32_t>

@@ -19,5 +19,6 @@ ATTNLOOM_EXPORT int64_t attnloom_capture(void* stream) {
 ATTNLOOM_EXPORT int32_t attnloom_prepare() {
   if (const int32_t error = attnloom::prepare_planner()) return error;
   if (const int32_t error = attnloom::prepare_append()) return error;
+  if (const int32_t error = attnloom::prepare_append_fp8()) return error;
   return attnloom::prepare_merge();
 }

@@ -21,6 +21,7 @@ int32_t prepare(Kernels*... kernels) {
 
 // Of the device module's files.
 int32_t prepare_append();
+int32_t prepare_append_fp8();
 int32_t prepare_merge();
 int32_t prepare_planner();
 

@@ -53,6 +53,35 @@ def test_only_the_given_slots(kind: str, dtype: torch.dtype) -> None:
         assert torch.equal(k_cache, expected[0]) and torch.equal(v_cache, expected[1])
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("rows_dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_caches(kind: str, rows_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Rounded as torch rounds, held inside the finite range."""
+    for block_size, heads, dim in ((16, 8, 128), (3, 5, 80)):
+        k_cache, v_cache = caches(kind, 4, block_size, heads, dim, dtype)
+        k, v = (torch.randn(2, 9, heads, dim, device="cuda") * 60).to(rows_dtype)
+        k[0, 0, :2] = torch.tensor([60000.0, -60000.0])
+        slots = torch.tensor([0, 5, -1, 11, 3, 7, 8, 1, -1], device="cuda")
+        append_kv(k, v, k_cache, v_cache, slots, k_scale=0.5, v_scale=2.0)
+        largest = torch.finfo(dtype).max
+        for rows, cache, scale in ((k, k_cache, 0.5), (v, v_cache, 2.0)):
+            wanted = (rows.float() / scale).clamp(-largest, largest).to(dtype)
+            for token, slot in enumerate(slots.tolist()):
+                if slot >= 0:
+                    got = cache[slot // block_size, slot % block_size]
+                    assert torch.equal(got.float(), wanted[token].float())
+            untouched = cache.float().reshape(-1, heads, dim)[[2, 4, 6, 9]]
+            assert bool((untouched == 7).all())
+
+
+def test_scales_of_a_cache_that_needs_none() -> None:
+    k_cache, v_cache = caches("NHD", 2, 16, 2, 64, torch.bfloat16)
+    k = torch.empty(1, 2, 64, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"k_scale=2\.0, v_scale=None: expected None for a torch\.bfloat16 cache"):
+        append_kv(k, k, k_cache, v_cache, torch.zeros(1, device="cuda", dtype=torch.int64), k_scale=2.0)
+
+
 def test_a_page_past_two_to_the_31_elements() -> None:
     block_size, heads, dim = 16, 8, 128
     blocks = 2**31 // (block_size * heads * dim) + 9
