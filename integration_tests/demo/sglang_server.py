@@ -18,6 +18,9 @@ from integration_tests.sglang_cpu.running import environment
 class SglangServer(Server):
     """SGLang with attnloom or torch_native; `cpus` are not bound: SGLang does so with its own kernels only."""
 
+    # The same prompts are asked several times, and every time is to be measured.
+    more: tuple[str, ...] = ("--context-length", "2048", "--disable-radix-cache")
+
     def make_command(self, model: Path) -> list[str]:
         """`python -m sglang.launch_server`."""
         self.model = model
@@ -27,13 +30,11 @@ class SglangServer(Server):
             *("--attention-backend", self.backend),
             *("--dtype", "float32"),
             *("--device", "cpu"),
-            *("--context-length", "2048"),
             *("--max-running-requests", "16"),
             *("--max-total-tokens", "8192"),
-            # The same prompts are asked several times, and every time is to be measured.
-            "--disable-radix-cache",
             # Two servers share the machine, and one of them waits.
             "--sleep-on-idle",
+            *self.more,
             *("--host", "127.0.0.1", "--port", self.port),
         ]
 
