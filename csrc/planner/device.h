@@ -134,7 +134,11 @@ __device__ inline void make_plan(const PlanParams& params, const PlanHeader& giv
     plan.worker_kv()[stretch] = start.kv;
   }
   __syncthreads();
-  for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) fill_splits(plan, stretch);
+  for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) {
+    fill_splits(plan, stretch);
+    if (given.chunk > 0)
+      atomicMax(&header.chunk_states, chunk_states_of(PlanView<const int32_t>{params.plan}, stretch));
+  }
 }
 
 // A plan by the band alone.

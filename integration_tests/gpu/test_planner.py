@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnloom import BlockSparseLayout
+from attnloom.core.abi import PLAN_HEADER_WORDS
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.device_planner import plan_on_device
 from attnloom.core.plan import Plan, PlanKey
@@ -41,7 +42,7 @@ def arrays(plan: Plan) -> Tensor:
         read.split_begin,
         read.split_end,
     ]
-    return torch.cat([read.buffer[:13], *parts])  # the header first
+    return torch.cat([read.buffer[:PLAN_HEADER_WORDS], *parts])
 
 
 def layout_of(num_requests: int, positions: bool, where: torch.device | str) -> BlockSparseLayout:
@@ -69,7 +70,8 @@ class Batch:
         tiles = rng.choice([(16, 128, 64), (16, 64, 64), (8, 32, 16)])
         left = rng.choice([None, None, 0, rng.randint(1, 5000)])
         right = rng.choice([0, 0, None, rng.randint(0, 300)])
-        self.key = PlanKey(group * kv_heads, kv_heads, *tiles, left, right, device())
+        chunk = rng.choice([0, 0, 0, rng.randint(1, 40)])
+        self.key = PlanKey(group * kv_heads, kv_heads, *tiles, left, right, device(), "", chunk)
         self.lockstep = rng.choice([1, kv_heads])
         self.num_workers = self.lockstep * rng.choice([1, 2, 33, 132, 264])
         self.costs = Costs(rng.randint(1, 500), rng.randint(0, 300), rng.randint(1, 20))
