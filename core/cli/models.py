@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnloom.core.cli.catalogue import DTYPES, Dtype, dtype_named
+from attnloom.core.cli.layers import combinations
 
 if TYPE_CHECKING:
     from attnloom.core.serving import Choice, Table
@@ -52,8 +53,7 @@ def needs(file: Path, dtype: Dtype | None = None, chosen: Choice | None = None) 
     Args:
         file: config.json, or the folder that holds it.
         dtype: instead of the model's own.
-        chosen: variants that a server adds. Layers that several tables for some layers name are not foreseen: their
-            kernels are built when the model is loaded.
+        chosen: variants that a server adds; :mod:`attnloom.core.cli.layers` says which of them meet in a layer.
 
     Raises:
         ValueError: it is no such file, or a model that attnloom has no kernels for; the message says why.
@@ -73,10 +73,12 @@ def needs(file: Path, dtype: Dtype | None = None, chosen: Choice | None = None) 
             f"{path}: kv_lora_rank={text['kv_lora_rank']}: multi-head latent attention is not supported yet"
         )
     found = dtype or _dtype(path, text, config)
+    num_layers = _number(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    tables = [()] if chosen is None else combinations(chosen, num_layers)
     return [
         Need(variant, head_dim, found, why)
         for head_dim in _head_dims(path, text)
-        for variant, why in _variants(path, text, _combinations(chosen))
+        for variant, why in _variants(path, text, tables)
     ]
 
 
@@ -109,15 +111,6 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
         if isinstance(value := config.get(name), int) and value > 0:
             return value
     return None
-
-
-def _combinations(chosen: Choice | None) -> list[tuple[Table, ...]]:
-    """What may act on a layer: the tables for every layer, alone (or none) and with each of those for some layers."""
-    if chosen is None:
-        return [()]
-    every = [table for table in chosen.tables if "*" in table.layers]
-    some = [table for table in chosen.tables if table not in every]
-    return [tuple(every), *(tuple(table for table in chosen.tables if table in every or table is one) for one in some)]
 
 
 def _variants(

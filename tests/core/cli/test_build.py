@@ -125,6 +125,16 @@ def test_what_a_server_is_told_to_compute(tmp_path: Path, monkeypatch: pytest.Mo
     assert "soft cap 50.0, mine (chosen), sliding_window (chosen)" in ran.out
 
     asked.clear()
+    config = write(tmp_path, {**GEMMA2, "num_hidden_layers": 4})
+    file.write_text(
+        '[[variant]]\nuse = "mine.py:mine"\nlayers = "*.layers.[12].*"\n\n'
+        '[[variant]]\nuse = "alibi"\nlayers = "*.layers.2.*"\n'
+    )
+    ran = attnloom("build", config, "--variants", file)
+    assert ran.status == 0, ran.err
+    assert asked == ["host", kernel, f"{kernel}_mine", f"{kernel}_mine_alibi"], "layers of both tables are foreseen"
+
+    asked.clear()
     ran = attnloom("build", "--variant", f"{tmp_path / 'mine.py'}:mine", "--dtype", "fp32", "--head-dim", 64)
     assert ran.status == 0, ran.err
     assert asked == ["host", "cpu_attention_f32_d64_mine"]
