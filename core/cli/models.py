@@ -74,7 +74,7 @@ def needs(file: Path, dtype: Dtype | None = None, chosen: Choice | None = None) 
         )
     found = dtype or _dtype(path, text, config)
     num_layers = _number(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    tables = [()] if chosen is None else combinations(chosen, num_layers)
+    tables: list[tuple[Table, ...]] = [()] if chosen is None else combinations(chosen, num_layers)
     return [
         Need(variant, head_dim, found, why)
         for head_dim in _head_dims(path, text)
