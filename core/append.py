@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from threading import get_ident
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from attnloom.core.streams import capturing, on, stream_of
 _ROWS = {torch.bfloat16: 1, torch.float16: 2}
 _CACHES = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 4}
 
+_MOST_TEMPLATES = 4096
 _PARALLEL_BYTES = 1 << 16  # below this one thread is done before others have woken
 
 
@@ -48,6 +51,71 @@ def append_kv(
         TypeError, ValueError: a tensor of another dtype, shape or device; a slot outside the cache, which on a GPU is
             looked for with ``ATTNLOOM_VALIDATE=1`` only, since it waits for the device.
     """
+    signature = _signature(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    template = None if signature is None else _templates.get(signature)
+    if template is None:
+        _check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        template = _template(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        if signature is not None:
+            if len(_templates) >= _MOST_TEMPLATES:
+                _templates.clear()
+            _templates[signature] = template
+    if template.num_tokens == 0:
+        return
+    device = slot_mapping.device
+    if device.type == "cpu" or (validating() and not capturing()):
+        _check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
+    slot_mapping = slot_mapping.contiguous()
+    params = template.params
+    params.k = k.data_ptr()
+    params.v = v.data_ptr()
+    params.k_cache = k_cache.data_ptr()
+    params.v_cache = v_cache.data_ptr()
+    params.slots = slot_mapping.data_ptr()
+    if device.type == "cpu":
+        params.num_threads = torch.get_num_threads() if template.num_bytes > _PARALLEL_BYTES else 1
+    params.stream = stream_of(device)
+    with on(device):
+        error = template.module.attnloom_append(template.argument)
+    if error:
+        raise AttnloomError(f"keys and values were not written: CUDA error {error}")
+
+
+class _Template(NamedTuple):
+    """Arguments that were checked: a struct that lacks addresses only."""
+
+    params: AppendParams
+    argument: object
+    module: ctypes.CDLL
+    num_tokens: int
+    num_bytes: int
+
+
+_templates: dict[tuple[object, ...], _Template] = {}
+
+
+def _signature(*values: object) -> tuple[object, ...] | None:
+    """What checks and struct depend on but for addresses, per thread; None where a value is nothing of the kind."""
+    signature: list[object] = [get_ident()]
+    for value in values:
+        if isinstance(value, Tensor):
+            signature += (value.shape, value.stride(), value.dtype, value.device)
+        elif value is None or type(value) is float:
+            signature.append(value)
+        else:
+            return None
+    return tuple(signature)
+
+
+def _check(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: float | None,
+    v_scale: float | None,
+) -> None:
     check_tensor("slot_mapping", slot_mapping, dtype=torch.int64, ndim=1)
     device = slot_mapping.device
     num_tokens = slot_mapping.shape[0]
@@ -65,23 +133,25 @@ def append_kv(
         raise ValueError(f"v_cache.shape={tuple(v_cache.shape)}: expected blocks as k_cache, {tuple(k_cache.shape)}")
     if k_cache.dtype != v_cache.dtype or k.dtype != v.dtype:
         raise TypeError(f"v_cache.dtype={v_cache.dtype}, v.dtype={v.dtype}: expected those of k_cache and k")
-    converted = k_cache.dtype != k.dtype
-    if not converted and (k_scale is not None or v_scale is not None):
+    if k_cache.dtype == k.dtype and (k_scale is not None or v_scale is not None):
         raise ValueError(f"k_scale={k_scale}, v_scale={v_scale}: expected None for a {k_cache.dtype} cache")
-    if num_tokens == 0:
-        return
-    slot_mapping = slot_mapping.contiguous()
-    if device.type == "cpu" or (validating() and not capturing()):
-        _check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
+
+
+def _template(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: float | None,
+    v_scale: float | None,
+) -> _Template:
+    num_tokens = slot_mapping.shape[0]
     size, cache_size = k.element_size(), k_cache.element_size()
     row_bytes = (k.shape[2] * size, v.shape[2] * size)
-    threads = torch.get_num_threads() if num_tokens * k.shape[1] * sum(row_bytes) > _PARALLEL_BYTES else 1
+    converted = k_cache.dtype != k.dtype
     params = AppendParams(
-        k.data_ptr(),
-        v.data_ptr(),
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        slot_mapping.data_ptr(),
+        *[None] * 5,
         num_tokens,
         k.shape[1],
         k_cache.shape[1],
@@ -94,14 +164,10 @@ def append_kv(
         _CACHES[k_cache.dtype] if converted else 0,
         1.0 if k_scale is None else check_scale("k_scale", k_scale),
         1.0 if v_scale is None else check_scale("v_scale", v_scale),
-        threads,
-        stream_of(device),
+        1,
     )
-    module = module_for(device)
-    with on(device):
-        error = module.attnloom_append(ctypes.byref(params))
-    if error:
-        raise AttnloomError(f"keys and values were not written: CUDA error {error}")
+    module = module_for(slot_mapping.device)
+    return _Template(params, ctypes.byref(params), module, num_tokens, num_tokens * k.shape[1] * sum(row_bytes))
 
 
 def _check_dtypes(name: str, rows: Tensor, cache_name: str, cache: Tensor) -> None:

@@ -25,6 +25,7 @@ from attnloom.core.errors import LoadFailed
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.op import attention_op, register_engine
+from attnloom.core.packed import PackedParams
 from attnloom.core.params import Value, ordered, pack
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import DeclaredRange, check_lengths, plan_scan
@@ -135,6 +136,7 @@ class Attention:
         }
         self._block_masks: dict[tuple[object, ...], tuple[BlockMask, list[Value]]] = {}
         self._validate = validating()
+        self._packed = PackedParams()
         self.direct: DirectPath | None = None
         if self.device.type == "cuda":
             self._prepare_device()
@@ -333,6 +335,12 @@ class Attention:
         sizes = {**self._sizes, "num_requests": num_requests}
         return ordered(self.variant.params, self.variant.captures, params, sizes, self.device)
 
+    def _values_and_words(
+        self, params: Mapping[str, Value] | None, num_requests: int
+    ) -> tuple[list[Value], ctypes.Array[ctypes.c_uint64]]:
+        values = self._values(params, num_requests)
+        return values, pack(self.variant.params, values)
+
     @overload
     def run(
         self,
@@ -492,7 +500,9 @@ class Attention:
             self._check_run(plan, q, k_cache, v_cache, scales, out, return_lse, return_state)
         words = NO_WORDS
         if params is not None or self.variant.params:
-            words = pack(self.variant.params, self._values(params, plan.num_requests))
+            words = self._packed.get(
+                params, plan.num_requests, lambda: self._values_and_words(params, plan.num_requests)
+            )
         if out is None:
             dtype = torch.float32 if return_state else self.dtype
             out = q.new_empty((plan.total_q, self.num_qo_heads, self.head_dim_v), dtype=dtype)
