@@ -134,6 +134,11 @@ class Attention:
             "head_dim": head_dim,
             "head_dim_v": self.head_dim_v,
         }
+        # What a variant brings along may lie on the host; it is copied once, when the engine is made.
+        self._captures = {
+            name: value.to(self.device) if isinstance(value, Tensor) and self.device.type == "cuda" else value
+            for name, value in self.variant.captures.items()
+        }
         self._block_masks: dict[tuple[object, ...], tuple[BlockMask, list[Value]]] = {}
         self._validate = validating()
         self._packed = PackedParams()
@@ -333,7 +338,7 @@ class Attention:
 
     def _values(self, params: Mapping[str, Value] | None, num_requests: int) -> list[Value]:
         sizes = {**self._sizes, "num_requests": num_requests}
-        return ordered(self.variant.params, self.variant.captures, params, sizes, self.device)
+        return ordered(self.variant.params, self._captures, params, sizes, self.device)
 
     def _values_and_words(
         self, params: Mapping[str, Value] | None, num_requests: int
