@@ -43,20 +43,20 @@ def run_engine(case: dict[str, Any]) -> dict[str, Any]:
     try:
         before = engine.get_server_info()["internal_states"][0]["probe"]
         sampling = {"temperature": 0.0, "max_new_tokens": case["max_tokens"], "ignore_eos": True}
-        answers, cached = [], []
+        answers, cached, verified = [], [], []
         for wave in case["prompts"]:
             outputs = engine.generate(input_ids=wave, sampling_params=sampling)
             answers += [output["output_ids"] for output in outputs]
+            verified += [output["meta_info"].get("spec_verify_ct", 0) for output in outputs]
             cached.append(sum(output["meta_info"]["cached_tokens"] for output in outputs))
-        info = engine.get_server_info()["internal_states"][0]
-        after = info["probe"]
+        after = engine.get_server_info()["internal_states"][0]["probe"]
         counts = {name: after[name] - before.get(name, 0) for name in after if name != "threads"}
         return {
             "answers": answers,
             "cached_tokens": cached,
             "counts": counts,
             "threads": after["threads"],
-            "accept_length": info.get("avg_spec_accept_length"),
+            "verified": verified,
         }
     finally:
         engine.shutdown()
