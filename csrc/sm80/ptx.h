@@ -1,8 +1,5 @@
-// The instructions of Ampere that the family is made of (PTX ISA: cp.async, ldmatrix, mma.sync).
+// The instructions of Ampere that the family is made of (PTX ISA: cp.async, ldmatrix).
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -23,6 +20,16 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending));
 }
 
+// Rows in shared memory are whole groups of 8 chunks of 16 bytes; chunk c of row r lies at place c ^ (r % 8) of its
+// group, so that ldmatrix finds eight rows in different banks.
+__device__ __forceinline__ uint32_t chunk_address(uint32_t rows, uint32_t row, uint32_t pitch, uint32_t chunk) {
+  return rows + row * pitch + ((chunk ^ (row & 7)) * 16);
+}
+// From the address of chunk 0 or 1, that of the chunk `pair` pairs on: one instruction, and no register kept.
+__device__ __forceinline__ uint32_t chunk_of_pair(uint32_t first, int pair) {
+  return (first ^ (pair % 4 * 32)) + pair / 4 * 128;
+}
+
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -35,43 +42,32 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint
                : "r"(address));
 }
 
-template <typename Scalar>
-struct Half;  // what differs between the two 16-bit types
+// The lane, anew: what is computed from it is not kept in registers over the main loop.
+__device__ __forceinline__ uint32_t lane_anew() {
+  uint32_t lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));
+  return lane;
+}
 
-template <>
-struct Half<__nv_bfloat16> {
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<uint32_t&>(pair);
-  }
-  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
-    return __bfloat1622float2(reinterpret_cast<__nv_bfloat162&>(bits));
-  }
-  // c[16x8] += a[16x16] b[16x8]
-  static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-};
+__device__ __forceinline__ int32_t load_shared(uint32_t address) {
+  int32_t value;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(address));
+  return value;
+}
 
-template <>
-struct Half<__half> {
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<uint32_t&>(pair);
-  }
-  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
-    return __half22float2(reinterpret_cast<__half2&>(bits));
-  }
-  static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-};
+// base + a * b, the product in 64 bits.
+__device__ __forceinline__ const char* multiply_add(int32_t a, int32_t b, const char* base) {
+  uint64_t sum;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(reinterpret_cast<uint64_t>(base)));
+  return reinterpret_cast<const char*>(sum);
+}
+
+// 2^x to two units in the last place; -inf gives 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 
 }  // namespace sm80
 }  // namespace attnloom

@@ -1,0 +1,213 @@
+// Split items: pieces leave their states in the arena, and the last worker to arrive merges them in the order of the
+// workers. Nobody waits.
+#pragma once
+
+#include <cstdint>
+
+#include "planner/plan.h"
+#include "sm80/epilogue.h"
+
+namespace attnloom {
+namespace sm80 {
+
+// The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs.
+template <typename S>
+__device__ float* partial_values(const Cta<S>& cta, int32_t slot) {
+  return cta.p.arena + static_cast<int64_t>(slot) * cta.plan().header().tile_q * S::kDimV;
+}
+template <typename S>
+__device__ float* partial_lses(const Cta<S>& cta, int32_t slot) {
+  const PlanHeader& header = cta.plan().header();
+  return cta.p.arena + (static_cast<int64_t>(header.num_workers) * 2 * S::kDimV + slot) * header.tile_q;
+}
+
+// 16 rows of a warp's output to shared memory, as float32.
+template <typename S>
+__device__ __forceinline__ void share_output(const Rows<S>& rows, uint32_t lane, float* to) {
+  if constexpr (sizeof(typename S::Value) == 2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < S::kDimV / 8; ++i) {
+        *reinterpret_cast<float2*>(to + output_at<S>(lane / 4 + half * 8, i * 8 + lane % 4 * 2)) =
+            make_float2(rows.out[i][half * 2], rows.out[i][half * 2 + 1]);
+      }
+    }
+  } else {  // neighbouring fragments hold even and odd dims (products.h)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < S::kDimV / 8; i += 2) {
+        *reinterpret_cast<float4*>(to + output_at<S>(lane / 4 + half * 8, i * 8 + lane % 4 * 4)) = make_float4(
+            rows.out[i][half * 2], rows.out[i + 1][half * 2], rows.out[i][half * 2 + 1], rows.out[i + 1][half * 2 + 1]);
+      }
+    }
+  }
+}
+
+// Where the rows of a piece go: to the output if the piece is a whole item, else as a partial state to the arena. Like
+// OutputTile: put every quad, synchronise, transform.
+template <typename S>
+struct PieceOutput {
+  const Cta<S>& cta;
+  const Work<S>& work;
+
+  // Row `row` of the 16 from `first` on.
+  __device__ void put(int first, float* waiting, int row, int quad, float4 value, float lse) const {
+    if (work.piece.whole()) {
+      OutputTile<S>{cta, work, first, waiting}.put(row, quad, value, lse);
+    } else {
+      const int32_t slot = partial_slot(blockIdx.x, work.piece.opens);
+      *reinterpret_cast<float4*>(partial_values(cta, slot) + (first + row) * S::kDimV + quad * 4) = value;
+      if (quad == 0) partial_lses(cta, slot)[first + row] = lse;
+    }
+  }
+  __device__ void transform(int first, float* waiting, int count, int thread, int threads) const {
+    if (work.piece.whole()) OutputTile<S>{cta, work, first, waiting}.transform(count, thread, threads);
+  }
+};
+
+template <typename S>
+struct Merge {
+  static constexpr int kRound = 64;  // pieces whose weights lie in shared memory at once
+  static constexpr int kQuads = S::kDimV / 4;
+  static constexpr int kPairs = (16 * kQuads + S::kThreads - 1) / S::kThreads;  // (row, quad) pairs of a thread
+
+  const Cta<S>& cta;
+  const int32_t worker = blockIdx.x;
+
+  // Called by the whole CTA once its piece's state is in the arena; `room` is a stage that nobody uses.
+  __device__ void arrive(const Work<S>& work, char* room) const {
+    const Piece& piece = work.piece;
+    const int32_t stretch = worker / cta.plan().header().lockstep;
+    const int32_t opener = piece.opens ? stretch : cta.plan().split_begin()[stretch];
+    const int32_t count = cta.plan().split_end()[opener] - opener + 1;
+    int32_t* flag = reinterpret_cast<int32_t*>(shared_memory + S::kFlagAt);
+    __threadfence();
+    __syncthreads();
+    if (cta.warp == 0) {
+      int32_t pieces = 0;
+      for (int32_t i = cta.lane; i < count; i += 32) pieces += cta.plan().has_work(opener + i);
+      pieces = __reduce_add_sync(0xffffffff, pieces);
+      if (cta.lane == 0) {
+        int32_t* arrivals = cta.p.arrivals + cta.plan().peer(worker, opener);
+        const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
+        if (last) *arrivals = 0;  // ready for the next run
+        *flag = last;
+      }
+    }
+    __syncthreads();
+    if (*flag) {
+      __threadfence();
+      for (int row = 0; row < work.rows; row += 16) merge_rows(opener, count, work, row, room);
+    }
+  }
+
+ private:
+  __device__ int32_t slot(int32_t opener, int32_t nth) const {
+    return partial_slot(cta.plan().peer(worker, opener + nth), nth == 0);
+  }
+
+  // Rows [first, first + 16) of the query tile.
+  __device__ void merge_rows(int32_t opener, int32_t count, const Work<S>& work, int first, char* room) const {
+    constexpr bool kSoftmax = S::Variant::kSoftmax;
+    const int rows = min(16, work.rows - first);
+    float* weights = reinterpret_cast<float*>(room);  // [kRound][rows]
+    float* factors = weights + kRound * 16;           // [16]
+    float* ends = factors + 16;                       // [16]: 1 / sum
+    const int my_row = threadIdx.x / 8;               // eight threads keep the state of a row
+    const int my_lane = threadIdx.x % 8;
+    float highest = ATTNLOOM_NEG_INF;
+    float sum = 0.0f;
+    float4 merged[kPairs];
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) merged[pair] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int32_t begin = 0; begin < count; begin += kRound) {
+      const int32_t pieces = min(kRound, count - begin);
+      for (int32_t index = threadIdx.x; index < pieces * rows; index += S::kThreads) {
+        const int32_t nth = begin + index / rows;
+        const float* from = partial_lses(cta, slot(opener, nth)) + first;
+        // Without softmax a state's LSE says no more than that it is there.
+        weights[index] =
+            cta.plan().has_work(opener + nth) ? (kSoftmax ? __ldcg(from + index % rows) : 0.0f) : ATTNLOOM_NEG_INF;
+      }
+      __syncthreads();
+      if (my_row < rows) {
+        float next = highest;
+        for (int i = my_lane; i < pieces; i += 8) next = fmaxf(next, weights[i * rows + my_row]);
+        next = max_of_eight(next);
+        const float shift = next > ATTNLOOM_NEG_INF ? next : 0.0f;
+        const float factor = kSoftmax ? exp2f((highest - shift) * kLog2e) : 1.0f;
+        float part = 0.0f;
+        for (int i = my_lane; i < pieces; i += 8) {
+          float& value = weights[i * rows + my_row];
+          value = exp2f((value - shift) * kLog2e);
+          part += value;
+        }
+        sum = sum * factor + sum_of_eight(part);
+        highest = next;
+        if (my_lane == 0) factors[my_row] = factor;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int row = (threadIdx.x + pair * S::kThreads) / kQuads;
+        const int quad = (threadIdx.x + pair * S::kThreads) % kQuads;
+        if (row >= rows) continue;
+        scale_quad(merged[pair], factors[row]);
+#pragma unroll 8
+        for (int i = 0; i < pieces; ++i) {
+          const float weight = weights[i * rows + row];
+          const float4 value = __ldcg(reinterpret_cast<const float4*>(partial_values(cta, slot(opener, begin + i)) +
+                                                                      (first + row) * S::kDimV + quad * 4));
+          if (weight != 0.0f) add_quad(merged[pair], weight, value);  // an empty piece has left nothing
+        }
+      }
+      __syncthreads();
+    }
+    if (my_row < rows && my_lane == 0) {
+      ends[my_row] = kSoftmax ? (sum == 0.0f ? 0.0f : 1.0f / sum) : 1.0f;
+      factors[my_row] = sum == 0.0f ? ATTNLOOM_NEG_INF : highest + log2f(sum) * kLn2;
+    }
+    __syncthreads();
+    const OutputTile<S> tile{cta, work, first, weights + kMergeFloats};
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int row = (threadIdx.x + pair * S::kThreads) / kQuads;
+      const int quad = (threadIdx.x + pair * S::kThreads) % kQuads;
+      if (row >= rows) continue;
+      scale_quad(merged[pair], ends[row]);
+      tile.put(row, quad, merged[pair], factors[row]);
+    }
+    __syncthreads();
+    tile.transform(rows, threadIdx.x, S::kThreads);
+    __syncthreads();
+  }
+
+  static constexpr int kMergeFloats = kRound * 16 + 32;
+  static_assert((kMergeFloats + 16 * S::kPitchOut) * 4 <= S::kStageBytes, "a stage has room for the merge");
+
+  static __device__ float max_of_eight(float value) {
+    const uint32_t lanes = 0xffu << (threadIdx.x % 32 / 8 * 8);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) value = fmaxf(value, __shfl_xor_sync(lanes, value, step));
+    return value;
+  }
+  static __device__ float sum_of_eight(float value) {
+    const uint32_t lanes = 0xffu << (threadIdx.x % 32 / 8 * 8);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) value += __shfl_xor_sync(lanes, value, step);
+    return value;
+  }
+};
+
+// Not inlined: it is long, and nothing of the main loop is alive here.
+template <typename S>
+__device__ __noinline__ void merge_if_last(const AttentionParams& params, const typename S::HookParams& hooks,
+                                           char* room) {
+  const Cta<S> cta{params, hooks};
+  Merge<S>{cta}.arrive(cta.computing(), room);
+}
+
+}  // namespace sm80
+}  // namespace attnloom

@@ -1,0 +1,143 @@
+// The tensor cores' part: S = Q K^T and O += P V over 16 tokens, whatever the type of the cache.
+//
+// 8-bit rows are read with the same ldmatrix, which then moves pairs of elements. A lane gets four neighbouring dims of
+// a key where it would have got two: a product over dims may take them in any order, so the query's dims are permuted
+// alike (query_dim). Of a value it gets two neighbouring dims of two tokens: output tiles hold even and odd dims.
+#pragma once
+
+#include <cstdint>
+
+#include "sm80/element.h"
+#include "sm80/ptx.h"
+#include "sm80/softmax.h"
+#include "sm80/work.h"
+
+namespace attnloom {
+namespace sm80 {
+
+// Which of 16 dims the elements at k and k + 1 of a fragment are (k even).
+template <typename Key>
+__device__ __forceinline__ constexpr int query_dim(int k) {
+  if constexpr (sizeof(Key) == 2) {
+    return k;
+  } else {
+    return k % 8 * 2 + k / 8 * 2;
+  }
+}
+
+// score[m] = queries of fragment m times the keys of kSlices slices of 16 tokens, the first of them at `keys`:
+// query_of(step, m, fragment) gives the queries of a step of 16 dims.
+template <typename S, int kSlices, int kFragments, typename QueryOf>
+__device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, QueryOf query_of,
+                                              float (&score)[kFragments][2 * kSlices][4]) {
+  using Scalar = typename S::Scalar;
+  using Key = typename S::Key;
+  constexpr int kSteps = 2 / sizeof(Key);  // of 16 dims, in a pair of chunks
+  constexpr int kAllSteps = S::kDim / 16;
+  constexpr int kPairs = (kAllSteps + kSteps - 1) / kSteps;
+  const uint32_t first = chunk_address(keys, (lane / 16) * 8 + lane % 8, S::kPitchK, lane / 8 % 2);
+  uint32_t query[2][kSteps][kFragments][4];
+  uint32_t key[2][kSlices][4];
+  const auto load = [&](int pair) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+      for (int m = 0; m < kFragments; ++m) {
+        if (pair * kSteps + i < kAllSteps) query_of(pair * kSteps + i, m, query[pair % 2][i][m]);
+      }
+    }
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      load_matrices(key[pair % 2][slice], chunk_of_pair(first, pair) + slice * S::kSliceBytes);
+    }
+  };
+#pragma unroll
+  for (int m = 0; m < kFragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < 2 * kSlices; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) score[m][n][i] = 0.0f;
+    }
+  }
+  load(0);
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+    if (pair + 1 < kPairs) load(pair + 1);  // while the tensor cores work on this one
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      const uint32_t (&raw)[4] = key[pair % 2][slice];
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if (pair * kSteps + i >= kAllSteps) continue;
+        // The keys of two groups of 8 tokens at this step, two halves of it each.
+        uint32_t b[2][2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          if constexpr (sizeof(Key) == 2) {
+            b[n][0] = raw[2 * n], b[n][1] = raw[2 * n + 1];
+          } else {
+            b[n][0] = widen<Scalar, Key>(raw[2 * n + i]), b[n][1] = widen<Scalar, Key>(raw[2 * n + i] >> 16);
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kFragments; ++m) {
+          Half<Scalar>::multiply(score[m][2 * slice], query[pair % 2][i][m], b[0][0], b[0][1]);
+          Half<Scalar>::multiply(score[m][2 * slice + 1], query[pair % 2][i][m], b[1][0], b[1][1]);
+        }
+      }
+    }
+  }
+}
+
+// out += weights[16 rows x 16 tokens] values[16 tokens x kDimV], for each of kFragments fragments of rows.
+template <typename S, int kFragments>
+__device__ __forceinline__ void add_values(uint32_t values, uint32_t lane, const uint32_t (&weights)[kFragments][4],
+                                           Rows<S> (&rows)[kFragments]) {
+  using Scalar = typename S::Scalar;
+  using Value = typename S::Value;
+  const uint32_t first = chunk_address(values, lane % 16, S::kPitchV, lane / 16);
+  constexpr int kChunks = S::kDimV * static_cast<int>(sizeof(Value)) / 16;
+  constexpr int kPairs = (kChunks + 1) / 2;
+  uint32_t value[2][4];
+  load_matrices_transposed(value[0], chunk_of_pair(first, 0));
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+    if (pair + 1 < kPairs) load_matrices_transposed(value[(pair + 1) % 2], chunk_of_pair(first, pair + 1));
+    const uint32_t (&raw)[4] = value[pair % 2];
+    if constexpr (sizeof(Value) == 2) {
+#pragma unroll
+      for (int m = 0; m < kFragments; ++m) {
+        Half<Scalar>::multiply(rows[m].out[2 * pair], weights[m], raw[0], raw[1]);
+        Half<Scalar>::multiply(rows[m].out[2 * pair + 1], weights[m], raw[2], raw[3]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (pair * 2 + i >= kChunks) continue;
+        // Two dims of two tokens, four bytes: to pairs of tokens.
+        const uint32_t low = __byte_perm(raw[2 * i], 0, 0x3120);
+        const uint32_t high = __byte_perm(raw[2 * i + 1], 0, 0x3120);
+        const uint32_t even[2] = {widen<Scalar, Value>(low), widen<Scalar, Value>(high)};
+        const uint32_t odd[2] = {widen<Scalar, Value>(low >> 16), widen<Scalar, Value>(high >> 16)};
+#pragma unroll
+        for (int m = 0; m < kFragments; ++m) {
+          Half<Scalar>::multiply(rows[m].out[4 * pair + 2 * i], weights[m], even[0], even[1]);
+          Half<Scalar>::multiply(rows[m].out[4 * pair + 2 * i + 1], weights[m], odd[0], odd[1]);
+        }
+      }
+    }
+  }
+}
+
+// Weights of 16 tokens (groups n and n + 1 of the scores) as the left factor of a product.
+template <typename S>
+__device__ __forceinline__ void pack_weights(const float (&first)[4], const float (&second)[4], uint32_t (&packed)[4]) {
+  using Scalar = typename S::Scalar;
+  packed[0] = Half<Scalar>::pack(first[0], first[1]);
+  packed[1] = Half<Scalar>::pack(first[2], first[3]);
+  packed[2] = Half<Scalar>::pack(second[0], second[1]);
+  packed[3] = Half<Scalar>::pack(second[2], second[3]);
+}
+
+}  // namespace sm80
+}  // namespace attnloom

@@ -1,0 +1,101 @@
+// Queries of a tile, after the query hook: as fragments in registers, or in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "sm80/element.h"
+#include "sm80/products.h"
+#include "sm80/ptx.h"
+#include "sm80/work.h"
+
+namespace attnloom {
+namespace sm80 {
+
+template <typename S>
+struct Queries {
+  using Scalar = typename S::Scalar;
+
+  // A row of q, as a hook sees it.
+  struct Vector {
+    const Scalar* row;
+    __device__ float operator[](int dim) const { return as_float(row[dim]); }
+  };
+
+  // A row of the tile, which lies at `from`.
+  struct Row {
+    const Scalar* from;
+    Folded folded;
+
+    __device__ Row(const Cta<S>& cta, const Work<S>& work, int row) : folded(work.folded(cta, row)) {
+      from = static_cast<const Scalar*>(cta.p.q.data) + (work.first_token + folded.query) * cta.p.q.stride_row +
+             (work.head * cta.constants().group + folded.head) * cta.p.q.stride_head;
+    }
+
+    // Dims dim and dim + 1.
+    __device__ __forceinline__ uint32_t pair(const Cta<S>& cta, const Work<S>& work, int dim) const {
+      if constexpr (S::Variant::kHasQueryTransform) {
+        float both[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          both[i] = S::Variant::query_transform(
+              cta.hooks, Vector{from}, dim + i, work.request, work.first_position + folded.query,
+              work.head * cta.constants().group + folded.head, work.head, folded.query);
+        }
+        return Half<Scalar>::pack(both[0], both[1]);
+      } else {
+        return *reinterpret_cast<const uint32_t*>(from + dim);
+      }
+    }
+  };
+
+  // Fragments of the short tile, one for each step of 16 dims.
+  static __device__ void load(const Cta<S>& cta, const Work<S>& work, uint32_t (&to)[S::kDim / 16][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int index = cta.lane / 4 + half * 8;
+      const bool valid = index < work.rows;
+      const Row row(cta, work, valid ? index : 0);
+#pragma unroll
+      for (int step = 0; step < S::kDim / 16; ++step) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const int dim = step * 16 + query_dim<typename S::Key>(cta.lane % 4 * 2 + k * 8);
+          to[step][half + 2 * k] = valid ? row.pair(cta, work, dim) : 0;
+        }
+      }
+    }
+  }
+
+  // `rows` rows of the tile to shared memory at `to`, the whole CTA together; in the order that fragments need. Rows
+  // past the end of the tile become zeros.
+  static __device__ void share(const Cta<S>& cta, const Work<S>& work, int rows, char* to) {
+    constexpr int kChunks = S::kDim / 8;
+    constexpr bool kAsTheyLie = !S::Variant::kHasQueryTransform && sizeof(typename S::Key) == 2;
+#pragma unroll 4
+    for (int index = threadIdx.x; index < rows * kChunks; index += S::kThreads) {
+      const int of = index / kChunks;
+      const int chunk = index % kChunks;
+      const bool valid = of < work.rows;
+      const Row row(cta, work, valid ? of : 0);
+      if constexpr (kAsTheyLie) {
+        copy_async(chunk_address(shared_address(to), of, S::kPitchQ, chunk), row.from + chunk * 8, valid);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 8; k += 2) {
+          const int dim = chunk / 2 * 16 + query_dim<typename S::Key>(chunk % 2 * 8 + k);
+          *reinterpret_cast<uint32_t*>(to + of * S::kPitchQ + (chunk ^ (of & 7)) * 16 + k * 2) =
+              valid ? row.pair(cta, work, dim) : 0;
+        }
+      }
+    }
+  }
+
+  // Fragment m, of rows [16 m, 16 m + 16) of those at `queries`, at a step of 16 dims.
+  static __device__ __forceinline__ void fragment(uint32_t queries, int m, int step, uint32_t lane, uint32_t (&to)[4]) {
+    load_matrices(to,
+                  chunk_of_pair(chunk_address(queries, lane % 16, S::kPitchQ, lane / 16), step) + m * 16 * S::kPitchQ);
+  }
+};
+
+}  // namespace sm80
+}  // namespace attnloom

@@ -1,0 +1,74 @@
+// What is fixed when a kernel of the family is compiled: types, head sizes, tiles, and where things lie in shared
+// memory.
+//
+// A CTA of four warps is a worker. KV comes in tiles of 64 tokens, a slice of 16 for each warp to load. Query tiles are
+// short (at most 16 folded rows: each warp computes its own slice for all rows) or tall (each warp computes all slices
+// for its own rows).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "sm80/element.h"
+
+namespace attnloom {
+namespace sm80 {
+
+constexpr int kWorkBytes = 128;  // of a Work (work.h)
+
+constexpr int round_up(int value, int to) { return (value + to - 1) / to * to; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, typename Variant_, typename HookParams_>
+struct Shape {
+  using Scalar = Scalar_;  // of q and the output, and of what the tensor cores multiply
+  using Kv = Kv_;          // of the caches
+  using Variant = Variant_;
+  using HookParams = HookParams_;
+  // A hook's results replace the rows it was given, as Scalar.
+  using Key = std::conditional_t<Variant::kHasKeyTransform, Scalar, Kv>;
+  using Value = std::conditional_t<Variant::kHasValueTransform, Scalar, Kv>;
+
+  static constexpr int kDim = kDim_;
+  static constexpr int kDimV = kDimV_;
+  static_assert(kDim % 16 == 0 && kDimV % 16 == 0, "a step of the tensor cores takes 16 dims");
+
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kSlice = 16;
+  static constexpr int kTileKv = kWarps * kSlice;
+  static constexpr bool kWide = kDim > 128 || kDimV > 128;
+  static constexpr int kCtasPerSm = kWide ? 1 : 2;
+
+  // Rows of the query tiles. Two fragments of 16 rows a warp use what is read of a KV tile twice; wide heads leave
+  // registers for one.
+  static constexpr int kShortRows = 16;
+  static constexpr int kFragments = kWide ? 1 : 2;
+  static constexpr int kTallRows = kWarps * 16 * kFragments;
+  static constexpr bool kQueriesInRegisters = !kWide;  // of the short tile
+
+  // Rows in shared memory are whole groups of 8 chunks of 16 bytes, over which the swizzle permutes.
+  static constexpr int kPitchQ = round_up(kDim * 2, 128);
+  static constexpr int kPitchK = round_up(kDim * static_cast<int>(sizeof(Key)), 128);
+  static constexpr int kPitchV = round_up(kDimV * static_cast<int>(sizeof(Value)), 128);
+  static constexpr int kPitchOut = round_up(kDimV, 64);  // floats
+  // A slice holds keys, then values; at the end of a piece, 16 rows of the output as float32.
+  static constexpr int kSliceBytes = larger(kSlice * (kPitchK + kPitchV), 16 * kPitchOut * 4);
+  static constexpr int kStageBytes = kWarps * kSliceBytes;
+  static constexpr int kShortStages = 3;
+  static constexpr int kTallStages = 2;
+
+  // Shared memory: the stages, with the tall tile's queries behind its own; then small things.
+  static constexpr int kTallQueriesAt = kTallStages * kStageBytes;
+  static constexpr int kShortQueriesAt = kShortStages * kStageBytes;
+  static constexpr int kPositionsAt =
+      larger(kShortQueriesAt + (kQueriesInRegisters ? 0 : kShortRows * kPitchQ), kTallQueriesAt + kTallRows * kPitchQ);
+  static constexpr int kStatesAt = kPositionsAt + kShortStages * kTileKv * 4;
+  static constexpr int kFlagAt = kStatesAt + kWarps * 16 * 2 * 4;
+  static constexpr int kWorksAt = kFlagAt + 16;  // work.h: two for each warp
+  static constexpr int kConstantsAt = kWorksAt + 2 * kWarps * kWorkBytes;
+  static constexpr int kSharedBytes = kConstantsAt + 16;
+};
+
+}  // namespace sm80
+}  // namespace attnloom

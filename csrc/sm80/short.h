@@ -1,0 +1,136 @@
+// Short query tiles, decode and verify: at most 16 folded rows, so that reading KV is all that takes time. Each warp
+// computes its own slice of every KV tile for all rows and keeps a state of its own: the main loop needs no barrier.
+#pragma once
+
+#include <cstdint>
+
+#include "sm80/epilogue.h"
+#include "sm80/merge.h"
+#include "sm80/products.h"
+#include "sm80/queries.h"
+#include "sm80/softmax.h"
+#include "sm80/transform.h"
+#include "sm80/work.h"
+
+namespace attnloom {
+namespace sm80 {
+
+template <typename S>
+struct Short {
+  static constexpr bool kTall = false;
+  static constexpr int kStages = S::kShortStages;
+
+  const Cta<S>& cta;
+  explicit __device__ Short(const Cta<S>& of) : cta(of) {}
+
+  Rows<S> rows[1];
+  uint32_t queries[S::kQueriesInRegisters ? S::kDim / 16 : 1][4];
+
+  __device__ void begin(Work<S>& work, bool) {
+    if constexpr (S::kQueriesInRegisters) {
+      Queries<S>::load(cta, work, queries);
+    } else {
+      Queries<S>::share(cta, work, S::kShortRows, shared_memory + S::kShortQueriesAt);
+      commit_copies();
+      wait_copies<0>();
+      __syncthreads();
+    }
+    rows[0].reset();
+  }
+
+  // The warp's own copies have landed.
+  __device__ __forceinline__ void await(const Work<S>& work, const KvTiles<S>& tiles, int stage) const {
+    wait_copies<kStages - 2>();
+    __syncwarp();
+    transform_slice(cta, work, tiles.tile, stage);
+  }
+
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
+    const uint32_t keys = shared_address(cta.slice(stage, cta.warp));
+    float score[1][2][4];
+    multiply_keys<S, 1, 1>(
+        keys, cta.lane,
+        [&](int step, int, uint32_t (&fragment)[4]) {
+          if constexpr (S::kQueriesInRegisters) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) fragment[i] = queries[step][i];
+          } else {
+            Queries<S>::fragment(shared_address(shared_memory + S::kShortQueriesAt), 0, step, cta.lane, fragment);
+          }
+        },
+        score);
+    const Columns<2> columns{tiles.tile * S::kTileKv + cta.warp * S::kSlice,
+                             shared_address(cta.positions(stage) + cta.warp * S::kSlice)};
+    Softmax<S, 1, 2>::weigh(cta, work, 0, columns, columns.inside(work.band_free), tiles.is_full(cta), score, rows);
+    uint32_t weights[1][4];
+    pack_weights<S>(score[0][0], score[0][1], weights[0]);
+    add_values<S, 1>(keys + S::kSlice * S::kPitchK, cta.lane, weights, rows);
+    __syncwarp();
+  }
+
+  // Leaves the CTA in step.
+  __device__ void end(const Work<S>& work, int stage, const PieceOutput<S>& output) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = rows[0].sum(half);
+      if (cta.lane % 4 == 0) {
+        float* state = cta.states() + (cta.warp * 16 + cta.lane / 4 + half * 8) * 2;
+        state[0] = rows[0].peak[half];
+        state[1] = sum;
+      }
+    }
+    share_output(rows[0], cta.lane, output_of(stage, cta.warp));
+    __syncthreads();
+    // The sum takes the place of the first warp's part, which nobody else reads.
+    constexpr int kQuads = S::kDimV / 4;
+    for (int index = threadIdx.x; index < work.rows * kQuads; index += S::kThreads) {
+      const int row = index / kQuads;
+      const int quad = index % kQuads;
+      const RowWeights weights = weights_of(row);
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int w = 0; w < S::kWarps; ++w) {
+        add_quad(sum, weights.of_warp[w],
+                 *reinterpret_cast<const float4*>(output_of(stage, w) + output_at<S>(row, quad * 4)));
+      }
+      output.put(0, output_of(stage, 0), row, quad, sum, weights.lse);
+    }
+    __syncthreads();
+    output.transform(0, output_of(stage, 0), work.rows, threadIdx.x, S::kThreads);
+    if constexpr (S::Variant::kHasOutputTransform) __syncthreads();
+  }
+
+ private:
+  // What the warps' states of a row weigh, and the row's LSE.
+  struct RowWeights {
+    float of_warp[S::kWarps];
+    float lse;
+  };
+  __device__ RowWeights weights_of(int row) const {
+    const float* state = cta.states() + row * 2;
+    RowWeights weights;
+    float highest = ATTNLOOM_NEG_INF;
+    if constexpr (S::Variant::kSoftmax) {
+#pragma unroll
+      for (int w = 0; w < S::kWarps; ++w) highest = fmaxf(highest, state[w * 32]);
+    }
+    const float shift = highest > ATTNLOOM_NEG_INF ? highest : 0.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < S::kWarps; ++w) {
+      weights.of_warp[w] = S::Variant::kSoftmax ? exp2f(state[w * 32] - shift) : 1.0f;
+      sum += weights.of_warp[w] * state[w * 32 + 1];
+    }
+    float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
+    if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : factor / sum;
+#pragma unroll
+    for (int w = 0; w < S::kWarps; ++w) weights.of_warp[w] *= factor;
+    weights.lse = sum == 0.0f ? ATTNLOOM_NEG_INF : (highest + log2f(sum)) * kLn2;
+    return weights;
+  }
+
+  __device__ float* output_of(int stage, int warp) const { return reinterpret_cast<float*>(cta.slice(stage, warp)); }
+};
+
+}  // namespace sm80
+}  // namespace attnloom

@@ -1,0 +1,124 @@
+// Tall query tiles, prefill and append: each warp computes every KV tile for its own rows.
+#pragma once
+
+#include <cstdint>
+
+#include "sm80/epilogue.h"
+#include "sm80/merge.h"
+#include "sm80/products.h"
+#include "sm80/queries.h"
+#include "sm80/softmax.h"
+#include "sm80/transform.h"
+#include "sm80/work.h"
+
+namespace attnloom {
+namespace sm80 {
+
+template <typename S>
+struct Tall {
+  static constexpr bool kTall = true;
+  static constexpr int kStages = S::kTallStages;
+  static constexpr int kFragments = S::kFragments;
+  static constexpr int kSlices = 2;  // of the KV tile at once: scores take registers
+  static constexpr int kPart = kSlices * S::kSlice;
+
+  const Cta<S>& cta;
+  explicit __device__ Tall(const Cta<S>& of) : cta(of) {}
+
+  Rows<S> rows[kFragments];
+
+  __device__ int first_row() const { return cta.warp * 16 * kFragments; }
+
+  __device__ void begin(Work<S>& work, bool any_tiles) {
+    if (any_tiles) {
+      Queries<S>::share(cta, work, S::kTallRows, shared_memory + S::kTallQueriesAt);
+      commit_copies();
+    }
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) rows[m].reset();
+    const int count = min(16 * kFragments, work.rows - first_row());
+    work.any_of_warp = count > 0 ? work.any : Range{0, 0};
+    if (count <= 0 || !cta.plan().header().trimmed) return;
+    // The band of the warp's own rows: masks are needed in fewer tiles.
+    const Band band = cta.plan().header().band;
+    const QueryTile queries = work.queries_of(cta, first_row(), count);
+    work.any_of_warp = intersect(work.any, visible_to_any(band, queries.first, queries.last, work.kv_len));
+    work.band_free = intersect(visible_to_all(band, queries.first, queries.last, work.kv_len), work.any);
+  }
+
+  // Every warp's copies have landed, and every warp is done with the other stage.
+  __device__ __forceinline__ void await(const Work<S>& work, const KvTiles<S>& tiles, int stage) const {
+    wait_copies<0>();
+    transform_slice(cta, work, tiles.tile, stage);
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
+#pragma unroll 1
+    for (int part = 0; part < S::kTileKv / kPart; ++part) {
+      const Columns<2 * kSlices> columns{tiles.tile * S::kTileKv + part * kPart,
+                                         shared_address(cta.positions(stage) + part * kPart)};
+      const bool free = columns.inside(work.band_free);
+      if (!free && (columns.first >= work.any_of_warp.end || columns.first + kPart <= work.any_of_warp.begin)) continue;
+      const uint32_t lane = lane_anew();
+      const uint32_t queries = shared_address(shared_memory + S::kTallQueriesAt + first_row() * S::kPitchQ);
+      float score[kFragments][2 * kSlices][4];
+      multiply_keys<S, kSlices, kFragments>(
+          shared_address(cta.slice(stage, part * kSlices)), lane,
+          [&](int step, int m, uint32_t (&fragment)[4]) { Queries<S>::fragment(queries, m, step, lane, fragment); },
+          score);
+      Softmax<S, kFragments, 2 * kSlices>::weigh(cta, work, first_row(), columns, free, tiles.is_full(cta), score,
+                                                 rows);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        uint32_t weights[kFragments][4];
+#pragma unroll
+        for (int m = 0; m < kFragments; ++m) {
+          pack_weights<S>(score[m][2 * slice], score[m][2 * slice + 1], weights[m]);
+        }
+        add_values<S, kFragments>(shared_address(cta.slice(stage, part * kSlices + slice) + S::kSlice * S::kPitchK),
+                                  lane, weights, rows);
+      }
+    }
+  }
+
+  __device__ void end(const Work<S>& work, int stage, const PieceOutput<S>& output) {
+    __syncthreads();  // every warp is done with the stage
+    float* mine = reinterpret_cast<float*>(cta.slice(stage, cta.warp));
+    float* lses = cta.states() + cta.warp * 32;
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = rows[m].sum(half);
+        float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
+        if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : factor / sum;
+#pragma unroll
+        for (int i = 0; i < S::kDimV / 8; ++i) {
+          rows[m].out[i][half * 2] *= factor;
+          rows[m].out[i][half * 2 + 1] *= factor;
+        }
+        if (cta.lane % 4 == 0) {
+          lses[cta.lane / 4 + half * 8] = sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2;
+        }
+      }
+      share_output(rows[m], cta.lane, mine);
+      __syncwarp();
+      constexpr int kQuads = S::kDimV / 4;
+      const int first = first_row() + m * 16;
+      const int count = min(16, work.rows - first);
+      for (int index = cta.lane; index < count * kQuads; index += 32) {
+        const int row = index / kQuads;
+        const int quad = index % kQuads;
+        output.put(first, mine, row, quad, *reinterpret_cast<const float4*>(mine + output_at<S>(row, quad * 4)),
+                   lses[row]);
+      }
+      __syncwarp();
+      output.transform(first, mine, count, cta.lane, 32);
+      if constexpr (S::Variant::kHasOutputTransform) __syncwarp();
+    }
+  }
+};
+
+}  // namespace sm80
+}  // namespace attnloom
