@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attnloom import Attention, Variant, variants
 from attnloom.core.params import Value
+from attnloom.core.position_mask import PositionMask
 
 
 def layer_score(
@@ -53,13 +54,40 @@ def layer_params(
     return given
 
 
+LONGEST_KEPT_MASK = 1 << 19
+"""Positions of the longest block mask that is kept: 64 MiB."""
+
+
+def kept_mask(engine: Attention, length: int, params: dict[str, Value]) -> PositionMask | None:
+    """The block mask to plan an engine's steps with, so that they skip what its mask hides; None where there is none.
+
+    A range that the variant declares says what is hidden; a mask that reads tensors or the request may change any time.
+
+    Args:
+        engine: of a layer, or of layers with the same plan id.
+        length: of the longest request that may be served.
+        params: that the layer itself has.
+    """
+    variant = engine.variant
+    if variant.visible or not variant.masks_by_position or variant.right != 0 or length > LONGEST_KEPT_MASK:
+        return None
+    return engine.position_mask(length, params=params)
+
+
 def plan_id(engine: Attention, own: tuple[object, ...]) -> Hashable:
-    """Layers with the same one share a plan. A range that the variant declares may depend on its parameters.
+    """Layers with the same one share a plan.
+
+    A range that the variant declares may depend on its parameters, and so may the blocks that its mask hides. Variants
+    of one name may differ, and have kernels of their own.
 
     Args:
         engine: of the layer.
         own: what the layer's parameters are made from.
     """
-    if not engine.variant.visible:
-        return engine.plan_key
-    return engine.plan_key, *map(id, (*engine.variant.captures.values(), *own))
+    variant = engine.variant
+    if variant.visible:
+        return engine.plan_key, *map(id, (engine.spec, *variant.captures.values(), *own))
+    if variant.masks_by_position:  # a plan with the mask's blocks is its variant's, with its numbers
+        values = (*variant.captures.values(), *own)
+        return engine.plan_key, id(engine.spec), *(None if isinstance(value, Tensor) else value for value in values)
+    return engine.plan_key

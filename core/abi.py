@@ -58,7 +58,7 @@ class BlockMaskTensor(_Struct):
 
 
 class BlockMaskParams(_Struct):
-    """One evaluation of a logits_mask at every position."""
+    """One evaluation of a logits_mask at every position of some blocks."""
 
     _fields_: ClassVar = [
         ("hook_params", c_void_p),
@@ -66,6 +66,9 @@ class BlockMaskParams(_Struct):
         ("num_requests", c_int64),
         ("q_blocks", c_int32),
         ("kv_blocks", c_int32),
+        ("q_begin", c_int32),
+        ("q_end", c_int32),
+        ("kv_end", c_int32),
         ("num_qo_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("length", c_int32),

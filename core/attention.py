@@ -29,6 +29,7 @@ from attnloom.core.packed import PackedParams
 from attnloom.core.params import Value, ordered, pack
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import DeclaredRange, check_lengths, plan_scan
+from attnloom.core.position_mask import PositionMask
 from attnloom.core.settings import settings, validating
 from attnloom.core.streams import capturing
 from attnloom.core.tiles import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, family_for
@@ -335,6 +336,18 @@ class Attention:
             # The values stay with the mask, so that the ids in the key stay theirs.
             self._block_masks[key] = (BlockMask(kinds, self.tiles.tile_kv), values)
         return self._block_masks[key][0]
+
+    def position_mask(self, length: int, *, params: Mapping[str, Value] | None = None) -> PositionMask:
+        """The block mask that a server keeps for a causal variant whose mask is over positions: see PositionMask.
+
+        Args:
+            length: positions that may ever be needed.
+            params: the variant's parameters.
+
+        Raises:
+            ValueError: the mask is over something that changes from step to step, or the variant is not causal.
+        """
+        return PositionMask(self, length, self._values(params, 1))
 
     def _values(self, params: Mapping[str, Value] | None, num_requests: int) -> list[Value]:
         sizes = {**self._sizes, "num_requests": num_requests}

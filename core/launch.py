@@ -171,8 +171,18 @@ def finish(
         raise AttnloomError(f"{engine.spec.name}: states were not finished (status {status})")
 
 
-def fill_block_mask(engine: Attention, kinds: Tensor, length: int, words: ctypes.Array[ctypes.c_uint64]) -> None:
-    """Evaluate a variant's logits_mask into the kinds of a block mask; checked arguments."""
+def fill_block_mask(
+    engine: Attention,
+    kinds: Tensor,
+    length: int,
+    words: ctypes.Array[ctypes.c_uint64],
+    part: tuple[int, int, int] | None = None,
+) -> None:
+    """Evaluate a variant's logits_mask into the kinds of a block mask; checked arguments.
+
+    Args:
+        part: (q_begin, q_end, kv_end): the query blocks [q_begin, q_end) and their key blocks [0, kv_end); None: all.
+    """
     requests, q_blocks, kv_blocks = kinds.shape
     params = BlockMaskParams(
         ctypes.addressof(words),
@@ -180,6 +190,7 @@ def fill_block_mask(engine: Attention, kinds: Tensor, length: int, words: ctypes
         requests,
         q_blocks,
         kv_blocks,
+        *((0, q_blocks, kv_blocks) if part is None else part),
         engine.num_qo_heads,
         engine.num_kv_heads,
         length,

@@ -6,6 +6,7 @@ C++ function in the dialect of csrc/common (`return ...;`), which compiles for e
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -202,6 +203,20 @@ class Variant:
         """The C++ of a hook, in the order in which it acts."""
         texts: tuple[str, ...] = getattr(self, hook)
         return texts
+
+    @functools.cached_property
+    def masks_by_position(self) -> bool:
+        """Whether logits_mask depends on positions, heads and numbers alone: on nothing that changes between steps.
+
+        A tensor may get another content, a request another place in the batch, a query another index.
+        """
+        tensors = {param.name for param in self.params if not param.scalar}
+        bodies = [re.sub(r"^\s*#line .*$", "", text, flags=re.M) for text in self.texts("logits_mask")]
+        return bool(bodies) and not any(
+            re.search(r"\b(request|q_index|kv_index)\b|\bparams\b(?!\s*\.)", body)
+            or tensors & set(re.findall(r"\bparams\s*\.\s*(\w+)", body))
+            for body in bodies
+        )
 
     @property
     def kernel_name(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionMetadataBuilder
@@ -14,6 +16,7 @@ from attnloom.adapters.page_table import paged_layout, ragged_layout
 from attnloom.backends.vllm.impl import AttnloomImpl
 from attnloom.backends.vllm.lengths import host_kv_lengths, host_query_indptr
 from attnloom.backends.vllm.metadata import AttnloomMetadata
+from attnloom.core.block_mask import BlockMask
 
 
 class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
@@ -53,6 +56,9 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
             impl.build_engines(name)
         # By causality of the step: one layer for every plan that the group needs.
         self.planners = {causal: {impl.plan_id(causal): impl for impl in impls.values()} for causal in (True, False)}
+        longest = vllm_config.model_config.max_model_len
+        kept = {key: impl.kept_mask(longest) for key, impl in self.planners[True].items()}
+        self.masks = {key: mask for key, mask in kept.items() if mask is not None}
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnloomMetadata:
         """The layout and the plans of one step.
@@ -79,10 +85,18 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
             layout=layout,
             slot_mapping=common.slot_mapping,
             plans={
-                key: impl.engines[common.causal].plan(indptr, layout, kv_lens=kv_lens, params=impl.params())
+                key: impl.engines[common.causal].plan(
+                    indptr, layout, kv_lens=kv_lens, params=impl.params(), block_mask=self._mask(key, kv_lens)
+                )
                 for key, impl in self.planners[common.causal].items()
             },
         )
+
+    def _mask(self, key: Hashable, kv_lens: Tensor) -> BlockMask | None:
+        mask = self.masks.get(key)
+        if mask is None or not kv_lens.numel() or (longest := int(kv_lens.max())) == 0:
+            return None
+        return mask.up_to(longest)
 
 
 def _impls(layers: dict[str, Any]) -> dict[str, AttnloomImpl]:

@@ -12,10 +12,11 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from attnloom import Attention, append_kv
 from attnloom.adapters.page_table import split_interleaved_cache
-from attnloom.backends.features import layer_params, plan_id
+from attnloom.backends.features import kept_mask, layer_params, plan_id
 from attnloom.backends.vllm.metadata import AttnloomMetadata
 from attnloom.backends.vllm.variant import chosen_variants, layer_variant
 from attnloom.core.params import ordered
+from attnloom.core.position_mask import PositionMask
 
 # Named so that it shows under vLLM's own logging configuration.
 logger = init_logger("vllm.attnloom.impl")
@@ -120,6 +121,10 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
         )
+
+    def kept_mask(self, length: int) -> PositionMask | None:
+        """The block mask of causal steps, where the variant has one that serves every step."""
+        return kept_mask(self.engines[True], length, self.params())
 
     def plan_id(self, causal: bool) -> Hashable:
         """Layers with the same one share a plan. A range that the variant declares may depend on its parameters."""

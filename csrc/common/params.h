@@ -126,13 +126,17 @@ struct PlanParams {
   void* stream;
 };
 
-// Fills a block mask from a variant's logits_mask, evaluated at every position.
+// Fills a part of a block mask from a variant's logits_mask, evaluated at every position: query blocks
+// [q_begin, q_end), key blocks [0, kv_end).
 struct BlockMaskParams {
   const uint64_t* hook_params;
   uint8_t* kinds;  // [num_requests, q_blocks, kv_blocks]
   int64_t num_requests;
   int32_t q_blocks;
   int32_t kv_blocks;
+  int32_t q_begin;
+  int32_t q_end;
+  int32_t kv_end;
   int32_t num_qo_heads;
   int32_t num_kv_heads;
   int32_t length;  // positions from here on are not evaluated

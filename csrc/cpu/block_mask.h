@@ -35,8 +35,8 @@ int32_t fill_block_mask(const BlockMaskParams& p) {
   const HookParams hooks(p.hook_params);
 #pragma omp parallel for collapse(2) schedule(dynamic, 4) num_threads(p.num_threads) if (p.num_threads > 1)
   for (int64_t request = 0; request < p.num_requests; ++request) {
-    for (int32_t q_block = 0; q_block < p.q_blocks; ++q_block) {
-      for (int32_t kv_block = 0; kv_block < p.kv_blocks; ++kv_block) {
+    for (int32_t q_block = p.q_begin; q_block < p.q_end; ++q_block) {
+      for (int32_t kv_block = 0; kv_block < p.kv_end; ++kv_block) {
         p.kinds[(request * p.q_blocks + q_block) * p.kv_blocks + kv_block] =
             kind_of_block<Variant>(hooks, p, static_cast<int32_t>(request), q_block, kv_block);
       }

@@ -19,7 +19,7 @@ template <typename Variant, typename HookParams>
 __global__ void __launch_bounds__(kMaskThreads)
     block_mask_kernel(const __grid_constant__ BlockMaskParams p, const __grid_constant__ HookParams hooks) {
   const int32_t kv_block = blockIdx.x;
-  const int32_t q_block = blockIdx.y;
+  const int32_t q_block = p.q_begin + blockIdx.y;
   const int32_t request = blockIdx.z;
   const int32_t heads = Variant::kMaskByHead ? p.num_qo_heads : 1;
   const int32_t group = p.num_qo_heads / p.num_kv_heads;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kMaskThreads)
 // Returns CUDA's error.
 template <typename Variant, typename HookParams>
 int32_t fill_block_mask(const BlockMaskParams& p) {
-  const dim3 grid(p.kv_blocks, p.q_blocks, static_cast<unsigned>(p.num_requests));
+  const dim3 grid(p.kv_end, p.q_end - p.q_begin, static_cast<unsigned>(p.num_requests));
   block_mask_kernel<Variant, HookParams>
       <<<grid, kMaskThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, HookParams(p.hook_params));
   return static_cast<int32_t>(cudaGetLastError());

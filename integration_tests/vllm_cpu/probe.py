@@ -17,9 +17,12 @@ class Probe:
         """Begin to count. `forbid="CPU_ATTN"` makes vLLM's own CPU attention raise if anything calls it."""
         import vllm._custom_ops as ops
 
+        from attnloom import Attention
+
         if not hasattr(Probe, "counts"):
-            Probe.counts = {"steps": 0, "cpu_attn": 0}
+            Probe.counts = {"steps": 0, "cpu_attn": 0, "masked": 0, "hidden_tiles": 0}
             Probe.original = ops.cpu_attention_with_kv_cache
+            Probe.plan = Attention.plan
         counts = Probe.counts
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -27,6 +30,17 @@ class Probe:
             if forbid == "CPU_ATTN":
                 raise AssertionError("vLLM's own CPU attention ran although attnloom was asked for")
             return Probe.original(*args, **kwargs)
+
+        def planned(engine: Attention, *args: Any, **kwargs: Any) -> Any:
+            """Counts plans with a block mask, and the KV tiles that the mask saves them."""
+            plan = Probe.plan(engine, *args, **kwargs)
+            if kwargs.get("block_mask") is not None:
+                counts["masked"] += 1
+                without = Probe.plan(engine, *args, **{**kwargs, "block_mask": None})
+                counts["hidden_tiles"] += int(without.worker_tiles().sum()) - int(plan.worker_tiles().sum())
+            return plan
+
+        Attention.plan = planned
 
         # Not a forward hook: models that vLLM compiles call their own forward directly.
         model = self.model_runner.model

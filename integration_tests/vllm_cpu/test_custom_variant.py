@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,48 @@ use = "{ROOT / "examples" / "sigmoid.py"}:sigmoid"
 layers = ["{LAYER.format(2)}"]
 params = {{ bias = -2.0 }}
 """
+
+
+# What an installed package may offer: functions as users of FlexAttention write them. The window declares no range.
+PACKAGE = """
+import torch
+from attnloom import Variant
+
+
+def squashed(score, b, h, q_idx, kv_idx):
+    return torch.sigmoid(score - 2.0)
+
+
+def capped(score, b, h, q_idx, kv_idx):
+    return 3.0 * torch.tanh(score / 3.0)
+
+
+def near(b, h, q_idx, kv_idx):
+    return q_idx - kv_idx < 16
+
+
+squash = Variant("installed_squash", logits_transform=squashed, use_softmax=False)
+
+
+def window():
+    return Variant("installed_window", logits_transform=capped, logits_mask=near)
+"""
+
+
+def install(folder: Path) -> Path:
+    """A package with entry points, as pip leaves it: what importlib.metadata finds beside the module."""
+    site = folder / "site"
+    information = site / "attentions-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: attentions\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[attnloom.variants]\nsquash = attentions.served:squash\nnear_and_capped = attentions.served:window\n"
+    )
+    package = site / "attentions"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "served.py").write_text(PACKAGE)
+    return site
 
 
 def served(file: Path, attention: list[str], **engine: Any) -> dict[str, Any]:
@@ -59,6 +102,26 @@ def test_sigmoid_in_every_layer_and_a_choice_by_layer(tmp_path: Path) -> None:
     results = run_program("integration_tests.vllm_cpu.custom", cases, tmp_path)
     check(results[0], ["causal_sigmoid"] * 3)
     check(results[1], ["causal", "causal_capped_window", "causal_sigmoid"])
+
+
+def test_variants_of_an_installed_package(tmp_path: Path) -> None:
+    """By the names of its entry points, in the option and in a file; a mask without a range skips what it hides."""
+    site = install(tmp_path)
+    by_layer = tmp_path / "by_layer.toml"
+    by_layer.write_text('[[variant]]\nuse = "near_and_capped"\nlayers = ["*.layers.1.*", "*.layers.2.*"]\n')
+    option = {"attnloom": {"variants": "squash"}}
+    cases = [
+        {**tiny_case("head128", additional_config=option), "attention": ["sigmoid"] * 3},
+        served(by_layer, ["softmax", "capped_window", "capped_window"], max_num_batched_tokens=32, max_num_seqs=4),
+    ]
+    path = os.pathsep.join(map(str, (ROOT, site)))
+    results = run_program("integration_tests.vllm_cpu.custom", cases, tmp_path, PYTHONPATH=path)
+    check(results[0], ["causal_installed_squash"] * 3)
+    check(results[1], ["causal", "causal_installed_window", "causal_installed_window"])
+    counted = [result["CUSTOM"]["workers"][0] for result in results]
+    assert counted[0]["masked"] == 0, "sigmoid hides nothing"
+    assert counted[1]["masked"] == counted[1]["steps"], "its layers share a plan"
+    assert counted[1]["hidden_tiles"] > counted[1]["steps"]
 
 
 def test_engines_stop_with_the_file_and_the_key(tmp_path: Path) -> None:
