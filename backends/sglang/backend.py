@@ -16,7 +16,7 @@ from attnloom.adapters.token_table import slot_cache
 from attnloom.backends.sglang import compat
 from attnloom.backends.sglang.layer import Seen, ServedLayer
 from attnloom.backends.sglang.step import Pool, Step, Steps
-from attnloom.backends.sglang.support import bidirectional_refusal, refusals
+from attnloom.backends.sglang.support import bidirectional_refusal, drafts_trees, refusals
 from attnloom.core.serving_options import choice
 
 # Named so that it shows under SGLang's own logging configuration.
@@ -69,16 +69,12 @@ class AttnloomAttnBackend(AttentionBackend):
             sinks = any(getattr(parent, held, None) is not None for held in ("sinks", "attention_sink_bias"))
             for seen in {served.seen(extend=False), served.seen(extend=True)}:
                 served.engine(seen, sinks=sinks)
-            if self._verifies_trees() and not served.is_cross:
+            if drafts_trees(self.runner.server_args) and not served.is_cross:
                 served.engine(Seen.TREE, sinks=sinks)
         if found:
             engines = [engine for served in self.layers.values() for engine in served.engines.values()]
             kinds = ", ".join(sorted({engine.variant.name for engine in engines}))
             logger.info("Attention backend attnloom serves %d layers: %s", len(found), kinds)
-
-    def _verifies_trees(self) -> bool:
-        arguments = self.runner.server_args
-        return bool(arguments.speculative_algorithm) and (arguments.speculative_eagle_topk or 0) != 1
 
     def _make_verify_mask(self) -> Any | None:
         """A tree mask without the prefix, for SGLang to fill: the full one takes a byte a draft and KV token."""
@@ -94,7 +90,14 @@ class AttnloomAttnBackend(AttentionBackend):
         if served is None:
             name = name or f"with layer_id {layer.layer_id}"
             tables = self.chosen.of(name)
-            served = ServedLayer(name, layer, dtype=self.runner.dtype, device=self.device, tables=tables)
+            served = ServedLayer(
+                name,
+                layer,
+                dtype=self.runner.dtype,
+                device=self.device,
+                tables=tables,
+                batch_invariant=bool(self.runner.server_args.enable_deterministic_inference),
+            )
             if served.bidirectional and (reason := bidirectional_refusal(self.runner)) is not None:
                 raise NotImplementedError(f"--attention-backend attnloom cannot serve this model: {reason}")
             self.layers[layer] = served

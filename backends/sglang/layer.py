@@ -29,7 +29,14 @@ class ServedLayer:
     """The attention of one of SGLang's RadixAttention layers."""
 
     def __init__(
-        self, name: str, layer: Any, *, dtype: torch.dtype, device: torch.device, tables: tuple[Table, ...] = ()
+        self,
+        name: str,
+        layer: Any,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        tables: tuple[Table, ...] = (),
+        batch_invariant: bool = False,
     ) -> None:
         """Read the layer's fields; kernels are built by `engine`.
 
@@ -39,6 +46,7 @@ class ServedLayer:
             dtype: of queries and the cache.
             device: where.
             tables: custom variants that act on it.
+            batch_invariant: a request's result has the same bits in every batch.
 
         Raises:
             NotImplementedError: the layer computes something that attnloom does not.
@@ -48,6 +56,7 @@ class ServedLayer:
             raise NotImplementedError(f"attnloom cannot serve attention layer {name}: {'; '.join(reasons)}")
         self.name = name
         self.dtype, self.device, self.tables = dtype, device, tables
+        self.batch_invariant = batch_invariant
         self.heads: tuple[int, int, int] = (layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim)
         self.scale = float(layer.scaling)
         # SGLang's -1 and None are no window; otherwise it counts the keys before a query's own.
@@ -80,6 +89,7 @@ class ServedLayer:
                 dtype=self.dtype,
                 variant=self._variant(seen, sinks),
                 device=self.device,
+                batch_invariant=self.batch_invariant,
             )
             self.engines[seen, sinks] = found
         return found

@@ -23,6 +23,9 @@ def register() -> None:
 
     if NAME not in server_args.ATTENTION_BACKEND_CHOICES:
         server_args.add_attention_backend_choices([NAME])
+        # A request's bits are the same whatever is batched with it, and on a prefix from the cache.
+        server_args.add_deterministic_attention_backend_choices([NAME])
+        server_args.add_radix_supported_deterministic_attention_backend_choices([NAME])
     reasons = refusals()
     if not reasons:
         from attnloom.backends.sglang.hooks import install

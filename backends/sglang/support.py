@@ -33,8 +33,9 @@ def refusals(runner: Any) -> list[str]:
             "the unified memory pool is not supported yet",
         ),
         (
-            bool(getattr(arguments, "enable_deterministic_inference", False)),
-            "--enable-deterministic-inference is not supported yet",
+            bool(arguments.enable_deterministic_inference) and drafts_trees(arguments),
+            "--enable-deterministic-inference with trees of drafts is not supported yet: expected "
+            "--speculative-eagle-topk 1",
         ),
         ((getattr(arguments, "dcp_size", None) or 1) > 1, "decode context parallelism is not supported yet"),
         (
@@ -43,6 +44,11 @@ def refusals(runner: Any) -> list[str]:
         ),
     )
     return [reason for wrong, reason in checks if wrong]
+
+
+def drafts_trees(arguments: Any) -> bool:
+    """Whether speculative decoding may verify trees of drafts, and not chains only."""
+    return bool(arguments.speculative_algorithm) and (arguments.speculative_eagle_topk or 0) != 1
 
 
 _LAYOUT = "KV caches are supported in the layout [tokens, heads, head size] only: unset SGLANG_USE_HND_KVCACHE"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,6 +238,29 @@ def check_padding_is_zero(case: object) -> None:
     close(out[:3], made.expected())
 
 
+def check_bits_of_a_request_in_any_batch(case: object) -> None:
+    """Deterministic mode: alone, among others, and on a cached prefix, the same bits."""
+    made = fixture(enable_deterministic_inference=True)
+    layer = made.layer(sliding_window_size=40)
+    whole = made.run(layer)
+    close(whole, made.expected(Band(left=40)))
+    batch, begin = made.batch, 0
+    for row, count in enumerate(NEW):
+        rows = slice(begin, begin + count)
+        for first in range(count):
+            # The last queries of the request, alone; those before them lie in the cache.
+            part = replace(
+                batch,
+                batch_size=1,
+                req_pool_indices=batch.req_pool_indices[row : row + 1],
+                seq_lens=batch.seq_lens[row : row + 1],
+                extend_seq_lens=torch.tensor([count - first]),
+            )
+            alone = Fixture(made.runner, made.backend, part, made.q[rows][first:], made.k, made.v, made.lens)
+            assert torch.equal(alone.run(layer, write=False), whole[rows][first:])
+        begin += count
+
+
 def check_an_idle_step(case: object) -> None:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -266,7 +289,8 @@ def check_what_is_refused(case: object) -> None:
     bidirectional = AttentionType.DECODER_BIDIRECTIONAL
     chunked = fixture(chunked_prefill_size=64)
     refused("--chunked-prefill-size -1", lambda: chunked.run(chunked.layer(attn_type=bidirectional)))
-    refused("--enable-deterministic-inference", lambda: fixture(enable_deterministic_inference=True))
+    drafting = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 2}
+    refused("--speculative-eagle-topk 1", lambda: fixture(enable_deterministic_inference=True, **drafting))
     made = fixture()
     made.runner.kv_cache_dtype = torch.float8_e4m3fn
     refused("--kv-cache-dtype", lambda: type(made.backend)(made.runner))
