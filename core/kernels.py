@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from attnloom.core.abi import AttentionParams, BlockMaskParams, FinishParams, checked
+from attnloom.core.hook_text import keys_by_column
 from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import Rendering
@@ -77,6 +78,7 @@ def attention_spec(
             "name": variant.kernel_name,
             "params": params,
             "use_softmax": variant.use_softmax,
+            "keys_by_column": keys_by_column(variant.texts("key_transform")),
             "mask_by_head": any("head" in text for text in variant.texts("logits_mask")),
             **{hook: getattr(variant, hook) for hook in HOOKS},
         },

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
+from attnloom.core.hook_text import check_whole
+
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _CPP_TYPES = {
     torch.float32: "float",
@@ -151,10 +153,14 @@ class Variant:
                 self._translate(hook, given)
             elif isinstance(given, str):
                 placed = given if given.lstrip().startswith("#line") else f'#line 1 "{self.name}.{hook}"\n{given}'
+                check_whole(placed, f"Variant.{hook} of {self.name}")
                 object.__setattr__(self, hook, () if _is_identity(hook, given) else (placed,))
             elif not isinstance(given, tuple) or not all(isinstance(text, str) for text in given):
                 kind = "C++ text" if hook in ("visible", "mask_free") else "C++ text or a Python function"
                 raise TypeError(f"Variant.{hook}={given!r} of {self.name}: expected {kind}")
+            else:
+                for text in given:
+                    check_whole(text, f"Variant.{hook} of {self.name}")
         for bound in ("left", "right"):
             value = getattr(self, bound)
             if value is not None and (not isinstance(value, int) or value < 0):

@@ -21,6 +21,7 @@
 #include "cpu/softmax.h"
 #include "cpu/state.h"
 #include "cpu/tile_products.h"
+#include "cpu/transform.h"
 #include "planner/plan.h"
 #include "planner/scan.h"
 
@@ -244,9 +245,15 @@ class Worker {
     locate_rows(request, p_.k, kv_head, first_slot, begin, end, keys);
     locate_rows(request, p_.v, kv_head, first_slot, begin, end, values);
 
-    if constexpr (Variant::kHasKeyTransform) {
+    const TileColumns columns{kv_pos_, kv_index_};
+    if constexpr (Variant::kHasKeyTransform && Variant::kKeysByColumn) {
+      transform_columns<kDim, kDimV>(keys, values, columns, p_.k_scale, key_rows_, packed_keys_,
+                                     KeyHook{hooks_, request.index, kv_head});
+      score_packed<kAlike, kDim>(rows, q_, packed_keys_, scores_);
+    } else if constexpr (Variant::kHasKeyTransform) {
       const float* rows_of_keys[kTileKv];
-      transform_rows<kDim>(keys, begin, end, request, kv_head, p_.k_scale, key_rows_, rows_of_keys, KeyHook{});
+      transform_rows<kDim, kDimV>(keys, values, begin, end, columns, p_.k_scale, line_, key_rows_, rows_of_keys,
+                                  KeyHook{hooks_, request.index, kv_head});
       score_rows<kAlike, kDim>(rows, q_, rows_of_keys, begin, end, packed_keys_, scores_);
     } else {
       score_rows<kAlike, kDim>(rows, q_, keys, begin, end, packed_keys_, scores_);
@@ -255,7 +262,6 @@ class Worker {
     const bool band_free = !kAlike && holds(visible.band_free, first_slot);
     const bool mask_free =
         !Variant::kHasLogitsMask || (!kAlike && (kind == kFullTile || holds(visible.mask_free, first_slot)));
-    const TileColumns columns{kv_pos_, kv_index_};
     const float scale = Variant::kHasKeyTransform ? p_.sm_scale : p_.sm_scale * p_.k_scale;
     for (int32_t i = 0; i < rows; ++i) {
       const Row row = row_of(request, kv_head, first_row + i);
@@ -278,7 +284,9 @@ class Worker {
 
     if constexpr (Variant::kHasValueTransform) {
       const float* rows_of_values[kTileKv];
-      transform_rows<kDimV>(values, begin, end, request, kv_head, p_.v_scale, value_rows_, rows_of_values, ValueHook{});
+      const Scalar* const* nothing = nullptr;
+      transform_rows<kDimV, 0>(values, nothing, begin, end, columns, p_.v_scale, line_, value_rows_, rows_of_values,
+                               ValueHook{hooks_, request.index, kv_head});
       add_values<kAlike, kDimV>(rows, scores_, rows_of_values, begin, end, value_rows_, out_);
     } else {
       add_values<kAlike, kDimV>(rows, scores_, values, begin, end, value_rows_, out_);
@@ -296,39 +304,25 @@ class Worker {
     return weigh_row<Variant, kColumns, false>(hooks_, row, columns, inside, header_.band, scale, scores, state);
   }
 
+  // What a K or V hook is told besides the element; the parameters are a copy, which no store of a row can change.
   struct KeyHook {
-    template <typename... Args>
-    float operator()(Args&&... args) const {
-      return Variant::key_transform(args...);
+    const HookParams hooks;
+    const int32_t request;
+    const int32_t kv_head;
+    template <typename Vector>
+    ATTNLOOM_HD float operator()(const Vector& key, int dim, int32_t kv_pos, int32_t kv_index) const {
+      return Variant::key_transform(hooks, key, dim, request, kv_pos, kv_head, kv_index);
     }
   };
   struct ValueHook {
-    template <typename... Args>
-    float operator()(Args&&... args) const {
-      return Variant::value_transform(args...);
+    const HookParams hooks;
+    const int32_t request;
+    const int32_t kv_head;
+    template <typename Vector>
+    ATTNLOOM_HD float operator()(const Vector& value, int dim, int32_t kv_pos, int32_t kv_index) const {
+      return Variant::value_transform(hooks, value, dim, request, kv_pos, kv_head, kv_index);
     }
   };
-
-  // The transform stage of K and V hooks: rows come out as float32, dequantised before the hook sees them.
-  template <int kWidth, typename Hook>
-  void transform_rows(const Scalar* const* from, int begin, int end, const Request& request, int32_t kv_head,
-                      float scale, float* storage, const float** rows, Hook hook) {
-    const HookParams hooks = hooks_;  // a copy, which no store to `to` can change
-    const float* line = line_;
-    for (int column = begin; column < end; ++column) {
-      for (int dim = 0; dim < kWidth; dim += kLanes) {
-        store(line_ + dim, load(from[column] + dim) * broadcast(scale));
-      }
-      float* to = storage + column * kWidth;
-      const int32_t kv_pos = kv_pos_[column];
-      const int32_t kv_index = kv_index_[column];
-      const int32_t row = request.index;
-#pragma omp simd
-      for (int dim = 0; dim < kWidth; ++dim) to[dim] = hook(hooks, line, dim, row, kv_pos, kv_head, kv_index);
-      rows[column] = to;
-    }
-    repeat_ends(begin, end, rows);
-  }
 
   // Divides row i of the accumulator by its sum; returns its LSE.
   float normalise(int32_t i) {

@@ -92,15 +92,15 @@ inline void multiply(int rows, const float* a, int64_t a_stride, RowOf b_row, in
   }
 }
 
-// packed[kDim][kTileKv] = the keys of a tile, transposed.
-template <int kDim, typename T>
+// packed[kDim][kKeys] = keys, transposed.
+template <int kDim, int kKeys, typename T>
 __attribute__((noinline)) void pack_keys(const T* const* keys, float* packed) {
-  for (int group = 0; group < kTileKv; group += kLanes) {
+  for (int group = 0; group < kKeys; group += kLanes) {
     for (int dim = 0; dim < kDim; dim += kLanes) {
       Vec rows[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) rows[lane] = load(keys[group + lane] + dim);
       transpose(rows);
-      for (int lane = 0; lane < kLanes; ++lane) store(packed + (dim + lane) * kTileKv + group, rows[lane]);
+      for (int lane = 0; lane < kLanes; ++lane) store(packed + (dim + lane) * kKeys + group, rows[lane]);
     }
   }
 }

@@ -22,8 +22,15 @@ inline void score_block(int32_t rows, const float* q, const T* const* keys, int 
   }
 }
 
-// scores[rows][kTileKv] = q[rows][kDim] . keys; `packed` has room for [kDim][kTileKv]. kAlike, here and below: a row's
-// result has the same bits beside any number of others.
+// scores[rows][kTileKv] = q[rows][kDim] . packed[kDim][kTileKv]. kAlike, here and below: a row's result has the same
+// bits beside any number of others.
+template <bool kAlike, int kDim>
+inline void score_packed(int32_t rows, const float* q, const float* packed, float* scores) {
+  multiply<SumOf<kAlike>, kTileKv, false>(
+      rows, q, kDim, [packed](int dim) { return packed + dim * kTileKv; }, kDim, scores, kTileKv);
+}
+
+// scores[rows][kTileKv] = q[rows][kDim] . keys; `packed` has room for [kDim][kTileKv].
 template <bool kAlike, int kDim, typename T>
 inline void score_rows(int32_t rows, const float* q, const T* const* keys, int begin, int end, float* packed,
                        float* scores) {
@@ -33,9 +40,8 @@ inline void score_rows(int32_t rows, const float* q, const T* const* keys, int b
     }
     return;
   }
-  pack_keys<kDim>(keys, packed);
-  multiply<SumOf<kAlike>, kTileKv, false>(
-      rows, q, kDim, [packed](int dim) { return packed + dim * kTileKv; }, kDim, scores, kTileKv);
+  pack_keys<kDim, kTileKv>(keys, packed);
+  score_packed<kAlike, kDim>(rows, q, packed, scores);
 }
 
 template <int kRows, int kDimV, typename T>

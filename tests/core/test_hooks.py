@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from attnloom.core.hook_text import keys_by_column
 from tests.core import kernels
 from tests.core.problem import Problem, make_problem
 from tests.core.running import check
 from tests.core.variant_cases import CHAIN, HOOKS, SIGMOID, Case
-from tests.oracle import Answer, Hooks
+from tests.oracle import Answer, Band, Hooks
 from tests.tolerance import assert_out, out_error
 
 QO_LENS, KV_LENS = [1, 12, 40, 2], [300, 12, 170, 64]
@@ -68,9 +71,27 @@ def test_hooks_of_composed_variants_act_left_to_right(num_workers: int) -> None:
     check(engine, problem, answer, num_workers=num_workers, params=CHAIN.params, slope=CHAIN.slope)
 
 
+def test_the_cases_of_key_hooks_take_both_loops() -> None:
+    """csrc/cpu/transform.h: over the tokens of a strip, over the dimensions of a row."""
+    loops = {name: keys_by_column(HOOKS[name].variant.key_transform) for name in HOOKS if name.startswith("key")}
+    assert loops == {"key_transform": True, "key_transform by token": False}
+
+
+@pytest.mark.parametrize("name", ["key_transform", "key_transform by token"])
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_a_key_hook_reads_no_slot_outside_a_window(name: str, block_size: int) -> None:
+    """NaN lies left of the window and past the end, in tiles of which part is read."""
+    case, band = HOOKS[name], Band(89, 0)
+    problem = make_problem(
+        [1, 20, 3], [300, 211, 70], num_qo_heads=6, num_kv_heads=2, block_size=block_size, readable=band
+    )
+    engine = kernels.engine_of(dataclasses.replace(case.variant, left=band.left))
+    check(engine, problem, problem.answer(band, case.hooks), num_workers=4, params=case.params)
+
+
 def test_scales_apply_before_the_hooks() -> None:
     """K and V hooks see dequantised values; the logits hook sees the scaled product."""
-    for name in ("key_transform", "value_transform", "logits_transform"):
+    for name in ("key_transform", "key_transform by token", "value_transform", "logits_transform"):
         case, problem = HOOKS[name], _problem()
         scales = {"sm_scale": 0.2, "k_scale": 0.5, "v_scale": 3.0}
         answer = problem.answer(case.band, case.hooks, **scales)

@@ -55,6 +55,7 @@ _RATE = 0.0625
 _GAIN = _tensor(NUM_KV_HEADS, HEAD_DIM, seed=1)
 _SLOPES = _tensor(NUM_QO_HEADS, seed=2).abs() * 0.1
 _SINKS = _tensor(NUM_QO_HEADS, seed=3, scale=2.0)
+_FADES = _tensor(512, seed=5)
 _TILT = _tensor(NUM_QO_HEADS, seed=4)
 
 
@@ -94,6 +95,24 @@ KEY = Case(
     ),
     Hooks(key_transform=_mix_key),
 )
+
+
+def _fade_key(key: Array, at: At) -> Array:
+    assert at.kv_index is not None
+    fades = _FADES.double().numpy()
+    return key * fades[at.kv_index] + fades[at.kv_head] * _partner(key)
+
+
+KEY_BY_TOKEN = Case(
+    _causal(
+        "test_key_by_token",
+        Param("fades", shape=(None,)),
+        key_transform="return key[dim] * params.fades.at(kv_index) + params.fades[kv_head] * key[dim ^ 1];",
+    ),
+    Hooks(key_transform=_fade_key),
+    {"fades": _FADES},
+)
+"""Looks up by the token, which the other loop over a tile's keys is for."""
 
 
 def _mix_value(value: Array, at: At) -> Array:
@@ -197,6 +216,7 @@ SIGMOID = Case(
 HOOKS = {
     "query_transform": QUERY,
     "key_transform": KEY,
+    "key_transform by token": KEY_BY_TOKEN,
     "value_transform": VALUE,
     "logits_transform": LOGITS,
     "logits_mask": MASK,
@@ -288,6 +308,9 @@ INVARIANT = {
         "test_turn", query_transform="return query[dim] + 0.01f * float(q_pos) * query[dim ^ 1];"
     ),
     "key_transform": _causal("test_gain", key_transform="return key[dim] * (1.0f + float(kv_pos) / 512.0f);"),
+    "key_transform by column": _causal(
+        "test_shear", key_transform="return key[dim] + 0.01f * float(kv_pos) * key[dim ^ 1];"
+    ),
     "value_transform": _causal("test_mix", value_transform="return value[dim] + float(kv_pos % 3) * value[dim ^ 1];"),
     "logits_transform": _causal(
         "test_slope", logits_transform="return logits * 0.75f - 0.03125f * float(q_pos - kv_pos) * float(1 + q_head);"
