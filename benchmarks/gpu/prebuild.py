@@ -4,6 +4,7 @@
 
 They go to FOLDER/NAME/NAME.so, by default where the installed FlashInfer looks for kernels built ahead. kernels.py runs
 it without its JIT, so that none is compiled in the middle of a run. 55 translation units: half an hour on two cores.
+fa3 needs cuRAND's headers (CPATH); all link against libcuda: without a driver, an empty one on LIBRARY_PATH will do.
 """
 
 from __future__ import annotations
