@@ -231,6 +231,10 @@ class Attention:
                 f"total_q={total_q}: expected a bound of qo_indptr[-1] where qo_indptr is on a GPU, else None; "
                 f"qo_indptr.device={qo_indptr.device}"
             )
+        if block_mask is not None and not self.variant.logits_mask:
+            raise ValueError(
+                f"block_mask: expected None for {self.variant.name}, which has no logits_mask to skip by it"
+            )
         if num_workers is None:
             num_workers = self.workers()
         if self.device.type == "cuda":
@@ -429,14 +433,17 @@ class Attention:
 
         Args:
             plan: of this step.
-            q: ``[>= total_q, num_qo_heads, head_dim]``, any strides, last dimension contiguous.
+            q: ``[>= total_q, num_qo_heads, head_dim]``, any strides, last dimension contiguous; on a GPU base and
+                strides are multiples of 16 bytes.
             k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, any strides that are multiples of 16
-                bytes, last dimension contiguous; views of larger buffers will do.
+                bytes, last dimension contiguous; views of larger buffers will do. On a GPU the strides of blocks and
+                slots are below 2 GiB.
             sm_scale: factor of q . k, default ``head_dim ** -0.5``.
             k_scale, v_scale: factors of the caches, default 1.
             params: the variant's parameters by name.
             out: ``[>= total_q, num_qo_heads, head_dim_v]``, dtype as q (float32 with ``return_state``), last dimension
-                contiguous; None: a new one of total_q rows. Rows from total_q on are not touched.
+                contiguous; None: a new one of total_q rows. Rows from total_q on are not touched. On a GPU base and
+                strides are multiples of 8 bytes, with ``return_state`` of 16.
             return_lse: also return the LSE of the finished rows, a sink counted.
             return_state: return the unfinished state instead, before sinks and output_transform: what
                 :func:`attnloom.merge_states` and :func:`attnloom.finish_state` take.

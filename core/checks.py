@@ -10,6 +10,9 @@ from torch import Tensor
 ALIGNMENT = 16
 """Bytes that bases and strides of caches are multiples of: what one vector load of a kernel takes."""
 
+LARGEST_STRIDE = 2**31 - 1
+"""Bytes. CUDA kernels multiply a block and a slot by strides of 32 bits; the products have 64 (csrc/sm80/loader.h)."""
+
 
 def check_tensor(
     name: str,
@@ -37,16 +40,27 @@ def check_contiguous_last(name: str, value: Tensor) -> None:
         raise ValueError(f"{name}.stride()={value.stride()}: expected the last dimension to be contiguous")
 
 
-def check_aligned(name: str, value: Tensor) -> None:
-    """Base and strides are multiples of 16 bytes; strides of dimensions of size 1 do not count."""
+def check_aligned(name: str, value: Tensor, alignment: int = ALIGNMENT) -> None:
+    """Base and strides are multiples of ``alignment`` bytes; strides of dimensions of size 1 do not count."""
     size = value.element_size()
-    if value.data_ptr() % ALIGNMENT:
-        raise ValueError(f"{name}.data_ptr()={value.data_ptr():#x}: expected a multiple of {ALIGNMENT} bytes")
+    if value.data_ptr() % alignment:
+        raise ValueError(f"{name}.data_ptr()={value.data_ptr():#x}: expected a multiple of {alignment} bytes")
     for dim in range(value.dim() - 1):
-        if value.shape[dim] > 1 and value.stride(dim) * size % ALIGNMENT:
+        if value.shape[dim] > 1 and value.stride(dim) * size % alignment:
             raise ValueError(
-                f"{name}.stride()={value.stride()}: expected strides of a multiple of {ALIGNMENT} bytes, "
+                f"{name}.stride()={value.stride()}: expected strides of a multiple of {alignment} bytes, "
                 f"dimension {dim} has {value.stride(dim) * size}"
+            )
+
+
+def check_cache_strides(name: str, cache: Tensor) -> None:
+    """A block and a slot of a cache on a GPU are less than 2 GiB apart from the next; offsets may be longer."""
+    for dim in (0, 1):
+        length = cache.stride(dim) * cache.element_size()
+        if cache.shape[dim] > 1 and length > LARGEST_STRIDE:
+            raise ValueError(
+                f"{name}.stride()={cache.stride()}: expected strides of at most {LARGEST_STRIDE} bytes, "
+                f"dimension {dim} has {length}"
             )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnloom.core.abi import AttentionParams, CacheTensor, QueryTensor
 from attnloom.core.arena import floats, stream_arenas
 from attnloom.core.block_mask import mask_struct
-from attnloom.core.checks import ALIGNMENT, check_aligned
+from attnloom.core.checks import ALIGNMENT, check_aligned, check_cache_strides
 from attnloom.core.errors import AttnloomError
 from attnloom.core.streams import current_device, current_stream
 from attnloom.core.tiles import Tiles
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from attnloom.core.plan import Plan
 
 _MOST_TEMPLATES = 4096
+
+_OUT_ALIGNMENT = (8, 16)
+"""Bytes: a kernel writes four elements at once, of 16 bits, or float32 in a state."""
 
 NO_WORDS = (ctypes.c_uint64 * 1)()
 """The packed parameters of a variant that has none."""
@@ -52,6 +55,21 @@ class Template(NamedTuple):
     words: memoryview
     argument: object
     num_workers: int
+    out_alignment: int
+
+
+def check_memory(tensors: tuple[Tensor, Tensor, Tensor, Tensor], out_alignment: int) -> None:
+    """Where q, k_cache, v_cache and out lie, a kernel's vector loads and stores reach them.
+
+    Raises:
+        ValueError: a base or stride that is no multiple of a vector, or a stride of a cache that is too long.
+    """
+    q, k_cache, v_cache, out = tensors
+    check_aligned("q", q)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_aligned(name, cache)
+        check_cache_strides(name, cache)
+    check_aligned("out", out, out_alignment)
 
 
 def plan_words(
@@ -134,8 +152,14 @@ class DirectPath:
         unfinished: bool,
         num_workers: int,
     ) -> Template:
-        """The struct for checked arguments: q, k_cache, v_cache, out."""
+        """The struct for checked arguments: q, k_cache, v_cache, out.
+
+        Raises:
+            ValueError: see :func:`check_memory`.
+        """
         q, k_cache, v_cache, out = tensors
+        out_alignment = _OUT_ALIGNMENT[unfinished]
+        check_memory(tensors, out_alignment)
         words = memoryview(bytearray(ctypes.sizeof(AttentionParams))).cast("Q")
         params = AttentionParams.from_buffer(words)
         params.q = QueryTensor(0, q.stride(0), q.stride(1))
@@ -145,7 +169,7 @@ class DirectPath:
         params.sm_scale, params.k_scale, params.v_scale = scales
         params.unfinished = unfinished
         params.num_workers = num_workers
-        template = Template(words, ctypes.byref(params), num_workers)
+        template = Template(words, ctypes.byref(params), num_workers, out_alignment)
         if len(self._templates) >= _MOST_TEMPLATES:
             self._templates.clear()
         self._templates[signature] = template
@@ -172,18 +196,17 @@ class DirectPath:
             with torch.cuda.device(self._device):
                 return self.launch(template, tensors, lse, plan, hooks)
         q, k_cache, v_cache, out = tensors
-        k_at, v_at = k_cache.data_ptr(), v_cache.data_ptr()
-        if (k_at | v_at) % ALIGNMENT:
-            check_aligned("k_cache", k_cache)
-            check_aligned("v_cache", v_cache)
+        q_at, k_at, v_at, out_at = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr()
+        if (q_at | k_at | v_at) % ALIGNMENT or out_at % template.out_alignment:
+            check_memory(tensors, template.out_alignment)
         stream = current_stream(self._index)
         workers = template.num_workers
         room = self._arenas.reserve(stream, workers * self._floats_of_worker, workers)
         words = template.words
-        words[_Q] = q.data_ptr()
+        words[_Q] = q_at
         words[_K] = k_at
         words[_V] = v_at
-        words[_OUT] = out.data_ptr()
+        words[_OUT] = out_at
         words[_LSE] = 0 if lse is None else lse.data_ptr()
         words[_PLAN] = plan
         words[_ARENA] = room.states_at

@@ -159,8 +159,6 @@ def _run_cuda(
     tensors = (q, k_cache, v_cache, out)
     template = direct.find(signature)
     if template is None:
-        check_aligned("k_cache", k_cache)
-        check_aligned("v_cache", v_cache)
         template = direct.make(signature, tensors, scales, unfinished, num_workers)
     words = NO_WORDS
     if found.variant.params:

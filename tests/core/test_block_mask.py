@@ -118,6 +118,8 @@ def test_bad_block_masks_are_refused() -> None:
     masked = engine.plan(indptr, layout, params={"chunk": CHUNK}, block_mask=BlockMask(kinds, 64))
     with pytest.raises(ValueError, match=r"plan\.key"):
         plain.run(masked, q, k, v)
+    with pytest.raises(ValueError, match="block_mask: expected None for full, which has no logits_mask"):
+        plain.plan(indptr, layout, block_mask=BlockMask(kinds, 64))
     with pytest.raises(ValueError, match="kinds=7"):
         BlockMask(torch.full((1, 1, 1), 7, dtype=torch.uint8), 64)
     with pytest.raises(ValueError, match="has none"):

@@ -136,6 +136,70 @@ def test_addresses_are_checked_at_every_launch(path: Callable[[Kernel], DirectPa
     assert len(kernel.launched) == 1
 
 
+def rows_at(offset: int, pitch: int, head: int) -> Tensor:
+    """Rows of 4 heads of 64 float32 from `offset` on, strides in elements."""
+    return torch.empty(3 * pitch + 4 * head + offset)[offset:].as_strided((3, 4, 64), (pitch, head, 1))
+
+
+BAD_ROWS = {
+    r"q\.data_ptr\(\)=.*: expected a multiple of 16 bytes": {"q": rows_at(2, 256, 64)},
+    r"q\.stride\(\)=\(258, 64, 1\): expected strides of a multiple of 16 bytes, dimension 0 has 1032": {
+        "q": rows_at(0, 258, 64)
+    },
+    r"q\.stride\(\)=.* of 16 bytes, dimension 1 has 264": {"q": rows_at(0, 264, 66)},
+    r"out\.data_ptr\(\)=.*: expected a multiple of 8 bytes": {"out": rows_at(1, 256, 64)},
+    r"out\.stride\(\)=.* of 8 bytes, dimension 0 has 1036": {"out": rows_at(0, 259, 64)},
+    r"out\.stride\(\)=.* of 8 bytes, dimension 1 has 260": {"out": rows_at(0, 260, 65)},
+}
+
+
+@pytest.mark.parametrize("message", BAD_ROWS)
+def test_rows_that_no_vector_reaches_are_refused(path: Callable[[Kernel], DirectPath], message: str) -> None:
+    kernel = Kernel()
+    q, k, v, out = step()
+    rows = {"q": q, "out": out, **BAD_ROWS[message]}
+    with pytest.raises(ValueError, match=message):
+        launch(path(kernel), (rows["q"], k, v, rows["out"]), words()[0])
+    assert not kernel.launched
+
+
+def test_states_are_written_in_longer_vectors(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel = Kernel()
+    made = path(kernel)
+    q, k, v, _ = step()
+    out = rows_at(2, 258, 64)
+    launch(made, (q, k, v, out), words()[0])
+    with pytest.raises(ValueError, match=r"out\.data_ptr\(\)=.*: expected a multiple of 16 bytes"):
+        made.make((), (q, k, v, out), SCALES, True, 9)
+    template = made.make((), (q, k, v, rows_at(0, 256, 64)), SCALES, True, 9)
+    with pytest.raises(ValueError, match=r"out\.data_ptr\(\)=.*: expected a multiple of 16 bytes"):
+        made.launch(template, (q, k, v, rows_at(2, 256, 64)), None, words()[0], 0)
+    assert len(kernel.launched) == 1
+
+
+def test_strides_of_dimensions_of_size_one_do_not_count(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel = Kernel()
+    k = torch.empty(8192).as_strided((1, 16, 2, 64), (2**40 + 1, 128, 64, 1))
+    q = torch.empty(64).as_strided((1, 1, 64), (3, 5, 1))
+    launch(path(kernel), (q, k, k, q), words()[0])
+    assert len(kernel.launched) == 1
+
+
+@pytest.mark.parametrize(("dim", "strides"), [(0, (2**29, 128)), (1, (128, 2**29))])
+def test_strides_of_caches_fit_into_32_bits(
+    path: Callable[[Kernel], DirectPath], dim: int, strides: tuple[int, int]
+) -> None:
+    """2**29 float32 are 2**31 bytes; nothing is read here, so nothing need be there."""
+    kernel = Kernel()
+    q, k, _, out = step()
+    far = torch.empty(0, device="meta").as_strided((2, 2, 2, 64), (*strides, 64, 1))
+    with pytest.raises(
+        ValueError, match=rf"v_cache\.stride\(\)=.* at most {2**31 - 1} bytes, dimension {dim} has {2**31}"
+    ):
+        launch(path(kernel), (q, k, far, out), words()[0])
+    assert not kernel.launched
+
+
 def test_an_error_of_cuda_is_told(path: Callable[[Kernel], DirectPath]) -> None:
     with pytest.raises(AttnloomError, match="kernel: the kernel was not launched: CUDA error 700"):
         launch(path(Kernel(error=700)), step(), words()[0])
