@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from attnloom.core import launch
-from attnloom.core.arena import current_room, floats
+from attnloom.core.arena import floats, reserve_now
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned, check_contiguous_last, check_positive, check_scale, check_tensor
 from attnloom.core.device_module import device_module
 from attnloom.core.device_plan import check_values, plan_from_host
 from attnloom.core.device_planner import DeviceRange, check_same_room, plan_on_device
 from attnloom.core.devices import indexed, multiprocessors, target_of
-from attnloom.core.direct import NO_WORDS, DirectPath, signature_of, words_of
+from attnloom.core.direct import NO_HOOKS, DirectPath
 from attnloom.core.errors import LoadFailed
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.op import attention_op, register_engine
 from attnloom.core.packed import PackedParams
-from attnloom.core.params import Value, ordered, pack
+from attnloom.core.params import Value, ordered, pack, spare_word
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import DeclaredRange, check_lengths, plan_scan
 from attnloom.core.position_mask import PositionMask
@@ -151,6 +151,7 @@ class Attention:
     def _prepare_device(self) -> None:
         """All that may not happen inside a capture: kernels are brought onto the GPU, the arena is allocated."""
         device_module(self.device)
+        spare_word(self.device)
         prepare = getattr(self.module, "attnloom_prepare", lambda: 0)
         with torch.cuda.device(self.device):
             error = prepare()
@@ -158,7 +159,7 @@ class Attention:
             raise LoadFailed(f"{self.spec.name}: its kernel cannot run on {self.device}: CUDA error {error}")
         self.direct = DirectPath(self.spec.name, self.module, self.device, self.tiles, self.head_dim_v)
         workers = self.workers()
-        current_room(self.device, floats(workers, self.tiles.tile_q, self.head_dim_v), workers)
+        reserve_now(self.device, floats(workers, self.tiles.tile_q, self.head_dim_v), workers)
 
     def workers(self) -> int:
         """Workers of a plan that asks for none in particular: torch's threads, or the CTAs that a GPU holds."""
@@ -454,11 +455,9 @@ class Attention:
             for a query that sees no key.
         """
         if self.direct is not None and not torch.compiler.is_compiling():
-            scales = (sm_scale, k_scale, v_scale)
-            return self._run_direct(
-                self.direct, plan, q, k_cache, v_cache, scales, params, out, return_lse, return_state
-            )
-        self._check_plan(plan)
+            scales, flags = (sm_scale, k_scale, v_scale), (return_lse, return_state)
+            return self._run_direct(self.direct, plan, q, k_cache, v_cache, scales, params, out, flags)
+        self.check_plan(plan)
         layout = plan.layout
         if layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
@@ -483,14 +482,15 @@ class Attention:
             num_blocks,
             (q, k_cache, v_cache, out, lse),
             values,
-            self._scales(sm_scale, k_scale, v_scale),
+            self.scales(sm_scale, k_scale, v_scale),
             return_state,
         )
         if return_state:
             return out, lse
         return (out, lse) if lse is not None else out
 
-    def _scales(self, sm_scale: object, k_scale: object, v_scale: object) -> tuple[float, float, float]:
+    def scales(self, sm_scale: object, k_scale: object, v_scale: object) -> tuple[float, float, float]:
+        """Checked, with the defaults of :meth:`run`."""
         return (
             self.head_dim**-0.5 if sm_scale is None else check_scale("sm_scale", sm_scale),
             1.0 if k_scale is None else check_scale("k_scale", k_scale),
@@ -507,43 +507,36 @@ class Attention:
         scales: tuple[object, object, object],
         params: Mapping[str, Value] | None,
         out: Tensor | None,
-        return_lse: bool,
-        return_state: bool,
+        flags: tuple[bool, bool],
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """:meth:`run` on a GPU: arguments that were checked once are looked up, not checked again."""
-        template = None
-        try:
-            if plan.key is not self.plan_key:
-                self._check_plan(plan)
-            layout = plan.layout
-            flags = (plan.total_q, plan.num_workers, layout and layout.block_size, return_lse, return_state)
-            signature = signature_of(q, k_cache, v_cache, out, scales, flags)
-            template = direct.find(signature)
-        except AttributeError:
-            pass  # something is no tensor: the checks below say what
-        if template is None or self._validate:
-            self._check_run(plan, q, k_cache, v_cache, scales, out, return_lse, return_state)
-        words = NO_WORDS
-        if params is not None or self.variant.params:
-            words = self._packed.get(
-                params, plan.num_requests, lambda: self._values_and_words(params, plan.num_requests)
-            )
-        if out is None:
-            dtype = torch.float32 if return_state else self.dtype
-            out = q.new_empty((plan.total_q, self.num_qo_heads, self.head_dim_v), dtype=dtype)
+        """:meth:`run` on a GPU: arguments that were checked before are not checked again."""
+        if self._validate:
+            self.check_run(plan, q, k_cache, v_cache, scales, out, flags)
+        return_lse, return_state = flags
         lse = None
-        if (return_lse or return_state) and self.variant.use_softmax:
-            lse = q.new_empty((plan.total_q, self.num_qo_heads), dtype=torch.float32)
-        tensors = (q, k_cache, v_cache, out)
-        if template is None:
-            template = direct.make(signature, tensors, self._scales(*scales), return_state, plan.num_workers)
-        direct.launch(template, tensors, lse, words_of(plan), ctypes.addressof(words))
+        try:
+            hooks = NO_HOOKS
+            if params is not None or self.variant.params:
+                words = self._packed.get(
+                    params, plan.num_requests, lambda: self._values_and_words(params, plan.num_requests)
+                )
+                hooks = ctypes.addressof(words)
+            fresh = out is None
+            if out is None:
+                dtype = torch.float32 if return_state else self.dtype
+                out = q.new_empty((plan.total_q, self.num_qo_heads, self.head_dim_v), dtype=dtype)
+            if (return_lse or return_state) and self.variant.use_softmax:
+                lse = q.new_empty((plan.total_q, self.num_qo_heads), dtype=torch.float32)
+            direct.run(self, plan, q, k_cache, v_cache, scales, flags, out, fresh, lse, hooks)
+        except AttributeError:
+            self.check_run(plan, q, k_cache, v_cache, scales, out, flags)  # says what is no tensor, or no plan
+            raise
         launch.count_run()
         if return_state:
             return out, lse
         return out if lse is None else (out, lse)
 
-    def _check_run(
+    def check_run(
         self,
         plan: Plan,
         q: Tensor,
@@ -551,11 +544,10 @@ class Attention:
         v_cache: Tensor,
         scales: tuple[object, object, object],
         out: Tensor | None,
-        return_lse: bool,
-        return_state: bool,
+        flags: tuple[bool, bool],
     ) -> None:
         """All checks of :meth:`run` that do not depend on values on the device, and those that do if asked for."""
-        self._check_plan(plan)
+        self.check_plan(plan)
         layout = plan.layout
         if layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
@@ -564,7 +556,8 @@ class Attention:
         for name, scale in zip(("sm_scale", "k_scale", "v_scale"), scales, strict=True):
             if isinstance(scale, Tensor) and scale.is_cuda:
                 raise ValueError(f"{name}.device={scale.device}: expected a number, or a tensor on the host")
-        self._scales(*scales)
+        self.scales(*scales)
+        return_lse, return_state = flags
         if return_lse and not self.variant.use_softmax:
             raise ValueError(f"return_lse=True: expected False, {self.variant.name} uses no softmax and has no LSE")
         if out is not None:
@@ -583,7 +576,7 @@ class Attention:
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See :func:`attnloom.finish_state`."""
-        self._check_plan(plan)
+        self.check_plan(plan)
         if plan.layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
         shape = (plan.total_q, self.num_qo_heads, self.head_dim_v)
@@ -632,7 +625,8 @@ class Attention:
         """A block mask stands for one variant's mask: a plan with it serves that variant only."""
         return self.plan_key if block_mask is None else self.plan_key._replace(ranges=self.spec.name)
 
-    def _check_plan(self, plan: Plan) -> None:
+    def check_plan(self, plan: Plan) -> None:
+        """A plan is one of this engine's key."""
         if not isinstance(plan, Plan):
             raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
         key = self._key_with(plan.block_mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -67,12 +68,18 @@ def _checked(param: Param, value: Value, sizes: Mapping[str, int], device: torch
     return tensor
 
 
+@functools.cache
+def spare_word(device: torch.device) -> Tensor:
+    """What an empty tensor of a device has for its address: a hook's ``at`` reads something, and drops it."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
+
+
 def pack(declared: Sequence[Param], values: Sequence[Value]) -> ctypes.Array[ctypes.c_uint64]:
     """The words of checked values: a number, or an address, its strides in elements and its sizes."""
     words: list[int] = []
     for param, value in zip(declared, values, strict=True):
         if isinstance(value, Tensor):
-            words.append(value.data_ptr())
+            words.append((value if value.numel() else spare_word(value.device)).data_ptr())
             words.extend(stride & 0xFFFFFFFFFFFFFFFF for stride in value.stride())
             words.extend(value.shape)
         elif param.dtype == torch.float32:

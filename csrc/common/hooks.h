@@ -30,12 +30,15 @@ struct TensorParam {
   int32_t sizes[kDims];
 
   ATTNLOOM_HD explicit TensorParam(const uint64_t* words) : data(reinterpret_cast<const T*>(words[0])) {
+    bool empty = false;
     for (int dim = 0; dim < kDims; ++dim) {
       strides[dim] = static_cast<int64_t>(words[1 + dim]);
       const uint64_t size = words[1 + kDims + dim];
       sizes[dim] = size < INT32_MAX ? static_cast<int32_t>(size) : INT32_MAX;
-      if (size == 0) data = reinterpret_cast<const T*>(words);  // `at` reads, and drops, something that is there
+      empty |= size == 0;
     }
+    // `at` reads, and drops, the one word that core/params.py gives for the address of an empty tensor.
+    for (int dim = 0; empty && dim < kDims; ++dim) strides[dim] = 0;
   }
   ATTNLOOM_HD int32_t size(int dim) const { return sizes[dim]; }
 
