@@ -46,7 +46,7 @@ $(VENV)/serving: $(VENV)/torch $(LISTS) pyproject.toml
 	$(VENV)/bin/python $(ENVIRONMENT)/vllm_metadata.py
 	touch $@
 
-# SGLang itself comes first: what it needs must not choose another Triton.
+# SGLang itself comes first: what it needs must not choose another Triton. pip lists what was left out on purpose.
 $(SGLANG)/serving: $(SGLANG)/torch $(SGLANG_LISTS) pyproject.toml
 	$(SGLANG)/bin/$(PIP) --no-deps -r $(ENVIRONMENT)/sglang/packages.txt
 	$(SGLANG)/bin/$(PIP) -r $(ENVIRONMENT)/sglang/requirements.txt
