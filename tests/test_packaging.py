@@ -21,7 +21,11 @@ import attnloom
 
 ROOT = Path(__file__).parents[1]
 DATA = (".h", ".hpp", ".cpp", ".cu", ".jinja")
-GROUPS = {"vllm.general_plugins": "register", "vllm.platform_plugins": "platform"}
+PLUGINS = {
+    "vllm.general_plugins": "attnloom.backends.vllm.plugin:register",
+    "vllm.platform_plugins": "attnloom.backends.vllm.plugin:platform",
+    "sglang.srt.plugins": "attnloom.backends.sglang.plugin:register",
+}
 
 
 def packaged() -> set[str]:
@@ -109,9 +113,8 @@ def test_metadata(dist: Path) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {"vllm", "vllm-cpu", "sglang", "plot", "dev"}
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.partition(">")[0] for line in needed) == ["jinja2", "ninja", "rich", "torch", "typer"]
-    plugins = {group: {"attnloom": f"attnloom.backends.vllm.plugin:{function}"} for group, function in GROUPS.items()}
     assert {group: dict(entry_points[group]) for group in entry_points.sections()} == {
-        **plugins,
+        **{group: {"attnloom": place} for group, place in PLUGINS.items()},
         "console_scripts": {"attnloom": "attnloom.core.cli.app:main"},
     }
 
@@ -122,13 +125,13 @@ def test_entry_points_load_without_torch_or_anything_else(installed: Path) -> No
 import sys
 sys.path.append({str(installed)!r})
 from importlib.metadata import entry_points
-for group, function in {GROUPS!r}.items():
+for group, place in {PLUGINS!r}.items():
     (point,) = entry_points(group=group, name="attnloom")
-    assert point.load().__name__ == function
+    assert point.value == place and point.load().__name__ == place.partition(":")[2]
 import attnloom
 assert attnloom.__version__ == {attnloom.__version__!r}
 assert "Attention" in dir(attnloom)
-assert not {{"torch", "vllm", "numpy", "jinja2", "typer", "rich"}} & set(sys.modules)
+assert not {{"torch", "vllm", "sglang", "numpy", "jinja2", "typer", "rich"}} & set(sys.modules)
 print(attnloom.__file__)
 """
     assert run(sys.executable, "-I", "-S", "-c", code) == str(installed / "attnloom" / "__init__.py")
