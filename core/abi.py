@@ -221,6 +221,9 @@ _SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "attnloom_plan_scan_device": (c_int32, [POINTER(PlanParams), POINTER(PlanHeader)]),
     "attnloom_capture": (c_int64, [c_void_p]),
     "attnloom_prepare": (c_int32, []),
+    "attnloom_allocate": (c_void_p, [c_int64]),
+    "attnloom_release": (c_int32, [c_void_p]),
+    "attnloom_zero": (c_int32, [c_void_p, c_int64, c_void_p]),
     "attnloom_find_bad_index": (c_int32, [POINTER(LayoutTensors), c_int64, c_int64, c_int64, c_void_p]),
 }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnloom.core.device_module import device_module
+from attnloom.core.errors import AttnloomError
 from attnloom.core.streams import capturing, current_stream
 
 
@@ -65,19 +66,31 @@ class Arena(threading.local):
 arena = Arena()
 
 
+class DeviceRoom(NamedTuple):
+    """Addresses of room for a launch on a GPU."""
+
+    num_floats: int
+    num_workers: int
+    states_at: int
+    arrivals_at: int
+    kept: Tensor | None = None  # where the states are a tensor's: until the launch
+
+
 class StreamArenas:
-    """The arenas of a CUDA device, one for each stream on which something was launched."""
+    """The arenas of a CUDA device, one for each stream on which something was launched.
+
+    They are no tensors: whatever pool torch allocates from when a stream is first used (a graph's, say), they stay.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._rooms: dict[int, Room] = {}
-        self._captured: dict[int, tuple[int, Tensor]] = {}
+        self.rooms: dict[int, DeviceRoom] = {}
+        self._captured: dict[int, tuple[int, int, int]] = {}
 
-    def reserve(self, stream: int, needed: int, num_workers: int) -> Room:
+    def reserve(self, stream: int, needed: int, num_workers: int) -> DeviceRoom:
         """Room for a launch on ``stream``, the current stream of the current device.
 
-        A room that became too small goes back to torch's allocator, which gives it out again behind the launches that
-        use it.
+        Growing waits for the device.
 
         Args:
             stream: handle.
@@ -85,30 +98,52 @@ class StreamArenas:
             num_workers: of the launch.
         """
         if capturing():
+            # A tensor of the graph's pool: other tensors of the graph may have its place after this launch.
             states = torch.empty(needed, dtype=torch.float32, device=self.device)
-            return _room(states, self._counters(stream, num_workers))
-        room = self._rooms.get(stream)
+            arrivals = self._counters(stream, num_workers)
+            return DeviceRoom(needed, num_workers, states.data_ptr(), arrivals, states)
+        room = self.rooms.get(stream)
         if room is None or room.num_floats < needed or room.num_workers < num_workers:
             if room is not None:
                 needed = max(needed, room.num_floats)
                 num_workers = max(num_workers, room.num_workers)
-            states = torch.empty(needed, dtype=torch.float32, device=self.device)
-            arrivals = torch.zeros(num_workers, dtype=torch.int32, device=self.device)
-            room = self._rooms[stream] = _room(states, arrivals)
+                self._release(room.states_at)
+            states_at = self._allocate(4 * (needed + num_workers))
+            arrivals_at = states_at + 4 * needed
+            self._zero(arrivals_at, num_workers, stream)
+            room = self.rooms[stream] = DeviceRoom(needed, num_workers, states_at, arrivals_at)
         return room
 
-    def _counters(self, stream: int, num_workers: int) -> Tensor:
-        """Counters of the capture under way, zeroed at the start of each replay and reset by each launch.
+    def _counters(self, stream: int, num_workers: int) -> int:
+        """Address of the counters of the capture under way, zeroed at the start of each replay, reset by each launch.
 
-        Kept until the stream is captured again: no other tensor of this graph may take their place, and one of another
-        graph may, because this one zeroes them anew.
+        Nobody says when a graph is gone, so they stay: a few hundred bytes for each graph that was captured.
         """
         capture = int(device_module(self.device).attnloom_capture(stream))
         known = self._captured.get(stream)
-        if known is None or known[0] != capture or known[1].shape[0] < num_workers:
-            known = (capture, torch.zeros(num_workers, dtype=torch.int32, device=self.device))
-            self._captured[stream] = known
-        return known[1]
+        if known is None or known[0] != capture or known[1] < num_workers:
+            address = self._allocate(4 * num_workers)
+            self._zero(address, num_workers, stream)
+            known = self._captured[stream] = (capture, num_workers, address)
+        return known[2]
+
+    def _allocate(self, num_bytes: int) -> int:
+        module = device_module(self.device)
+        address = module.attnloom_allocate(num_bytes)
+        if address is None and not capturing():
+            torch.cuda.empty_cache()  # torch holds what it does not use
+            address = module.attnloom_allocate(num_bytes)
+        if address is None:
+            raise torch.OutOfMemoryError(f"{self.device}: no {num_bytes} bytes for the arena of partial states")
+        return int(address)
+
+    def _release(self, address: int) -> None:
+        if error := device_module(self.device).attnloom_release(address):
+            raise AttnloomError(f"{self.device}: the arena was not released: CUDA error {error}")
+
+    def _zero(self, address: int, num_workers: int, stream: int) -> None:
+        if error := device_module(self.device).attnloom_zero(address, 4 * num_workers, stream):
+            raise AttnloomError(f"{self.device}: arrival counters were not zeroed: CUDA error {error}")
 
 
 _arenas: dict[torch.device, StreamArenas] = {}
@@ -119,7 +154,7 @@ def stream_arenas(device: torch.device) -> StreamArenas:
     return _arenas.setdefault(device, StreamArenas(device))
 
 
-def current_room(device: torch.device, needed: int, num_workers: int) -> Room:
-    """The room of the device's current stream, as an engine reserves it when it is made."""
+def reserve_now(device: torch.device, needed: int, num_workers: int) -> None:
+    """Reserve the room of the device's current stream, as an engine does when it is made."""
     with torch.cuda.device(device):
-        return stream_arenas(device).reserve(current_stream(device.index), needed, num_workers)
+        stream_arenas(device).reserve(current_stream(device.index), needed, num_workers)

@@ -15,7 +15,16 @@ from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import CSRC
 
 _SOURCES = ("cuda/planner.cu", "cuda/append.cu", "cuda/append_fp8.cu", "cuda/merge.cu", "cuda/device.cu")
-_FUNCTIONS = ["attnloom_plan_scan_device", "attnloom_append", "attnloom_merge", "attnloom_capture", "attnloom_prepare"]
+_FUNCTIONS = [
+    "attnloom_plan_scan_device",
+    "attnloom_append",
+    "attnloom_merge",
+    "attnloom_capture",
+    "attnloom_prepare",
+    "attnloom_allocate",
+    "attnloom_release",
+    "attnloom_zero",
+]
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnloom.core import launch
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned
-from attnloom.core.direct import NO_WORDS, plan_words, signature_of
+from attnloom.core.direct import NO_HOOKS, plan_words
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.params import Value, pack
 
@@ -55,7 +55,7 @@ def attention_op(
     unfinished: bool,
 ) -> None:
     """Call the operator with the arguments of the direct path."""
-    torch.ops.attnloom.attention(
+    torch.ops.attnloom.attention.default(
         *tensors,
         plan.buffer,
         layout.starts,
@@ -153,18 +153,13 @@ def _run_cuda(
     found = _find(engine)
     direct = found.direct
     assert direct is not None
-    scales = (sm_scale, k_scale, v_scale)
-    # Shapes were checked when the call was traced, and are part of what it was compiled for.
-    signature = signature_of(q, k_cache, v_cache, out, scales, (num_workers, unfinished))
-    tensors = (q, k_cache, v_cache, out)
-    template = direct.find(signature)
-    if template is None:
-        template = direct.make(signature, tensors, scales, unfinished, num_workers)
-    words = NO_WORDS
+    hooks = NO_HOOKS
     if found.variant.params:
         words = pack(found.variant.params, _values(found, hook_tensors, hook_scalars))
+        hooks = ctypes.addressof(words)
     of_plan = plan_words(plan, starts, lengths, indices, positions, block_size, block_kinds)
-    direct.launch(template, tensors, lse, of_plan, ctypes.addressof(words))
+    scales = (sm_scale, k_scale, v_scale)
+    direct.run_op(of_plan, q, k_cache, v_cache, scales, unfinished, out, lse, hooks, num_workers, block_size)
     launch.count_run()
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,8 +16,10 @@ from torch import Tensor
 from attnloom import BlockSparseLayout
 from attnloom.core import arena, direct
 from attnloom.core.abi import AttentionParams
-from attnloom.core.direct import DirectPath, plan_words, signature_of
+from attnloom.core.block_mask import BlockMask
+from attnloom.core.direct import DirectPath, words_of
 from attnloom.core.errors import AttnloomError
+from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.tiles import Costs, Tiles
 
 DEVICE = torch.device("cpu", 0)
@@ -29,18 +34,62 @@ class Kernel:
         self.launched: list[AttentionParams] = []
         self.error = error
 
-    def attnloom_run(self, argument: Any) -> int:
+    def __getitem__(self, name: str) -> Callable[[Any], int]:
+        assert name == "attnloom_run"
+        return self.run
+
+    def run(self, argument: Any) -> int:
         self.launched.append(AttentionParams.from_buffer_copy(argument._obj))
         return self.error
+
+
+class Engine:
+    """Stands for an engine: counts how often it is asked to check."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def check_run(self, *_: object) -> None:
+        self.checks += 1
+
+    def check_plan(self, plan: Plan) -> None:
+        assert isinstance(plan, Plan)
+
+    def scales(self, *given: Any) -> tuple[float, ...]:
+        return tuple(1.0 if scale is None else float(scale) for scale in given)
 
 
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], DirectPath]:
     monkeypatch.setattr(direct, "current_device", lambda: 0)
     monkeypatch.setattr(direct, "current_stream", lambda index: 77)
-    monkeypatch.setattr(arena, "_arenas", {})
+    monkeypatch.setattr(direct, "capturing", lambda: False)
     monkeypatch.setattr(arena, "capturing", lambda: False)
+    monkeypatch.setattr(arena, "_arenas", {})
+    monkeypatch.setattr(arena, "device_module", lambda device: Memory())
     return lambda kernel: DirectPath("kernel", kernel, DEVICE, TILES, 64)  # type: ignore[arg-type]
+
+
+class Memory:
+    """Stands for the device module: memory of the host."""
+
+    blocks: ClassVar[dict[int, Any]] = {}
+
+    def attnloom_allocate(self, num_bytes: int) -> int:
+        block = (ctypes.c_char * num_bytes)(*[1] * min(num_bytes, 64))
+        self.blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def attnloom_release(self, address: int) -> int:
+        del self.blocks[address]
+        return 0
+
+    def attnloom_zero(self, address: int, num_bytes: int, stream: int) -> int:
+        ctypes.memset(address, 0, num_bytes)
+        return 0
+
+    def attnloom_capture(self, stream: int) -> int:
+        return 1
 
 
 def step(rows: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -49,27 +98,39 @@ def step(rows: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, cache[:, 0], cache[:, 1], torch.empty(rows, 4, 64)
 
 
-def words(block_kinds: Tensor | None = None, positions: bool = False) -> tuple[memoryview, BlockSparseLayout, Tensor]:
+def plan_of(rows: int = 3, *, block_kinds: Tensor | None = None, positions: bool = False, num_workers: int = 9) -> Plan:
     table = torch.arange(12, dtype=torch.int32).view(3, 4)
     layout = BlockSparseLayout.from_page_table(table, torch.tensor([1, 2, 3], dtype=torch.int32), 16)
-    plan = torch.zeros(40, dtype=torch.int32)
-    where = layout.indices if positions else None
-    made = plan_words(plan, layout.starts, layout.lengths, layout.indices, where, 16, block_kinds)
-    return made, layout, plan
+    if positions:
+        layout = replace(layout, positions=layout.indices)
+    key = PlanKey(4, 2, 16, 32, 64, None, 0, DEVICE)
+    mask = None if block_kinds is None else BlockMask(block_kinds, 64)
+    buffer = torch.zeros(40, dtype=torch.int32)
+    return Plan(key, 3, 3, num_workers, 1, rows, 3, TILES.costs, buffer, layout, mask)
 
 
-def launch(path: DirectPath, tensors: tuple[Tensor, Tensor, Tensor, Tensor], plan: memoryview, **extra: Any) -> None:
-    signature = signature_of(*tensors, SCALES, (9,))
-    template = path.find(signature)
-    if template is None:
-        template = path.make(signature, tensors, SCALES, False, 9)
-    path.launch(template, tensors, extra.get("lse"), plan, extra.get("hooks", 0))
+def launch(
+    path: DirectPath,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    plan: Plan,
+    engine: Engine | None = None,
+    *,
+    given: tuple[object, object, object] = SCALES,
+    flags: tuple[bool, bool] = (False, False),
+    fresh: bool = False,
+    lse: Tensor | None = None,
+    hooks: int = 0,
+) -> None:
+    q, k, v, out = tensors
+    path.run(engine or Engine(), plan, q, k, v, given, flags, out, fresh, lse, hooks)  # type: ignore[arg-type]
 
 
 def test_every_field(path: Callable[[Kernel], DirectPath]) -> None:
     kernel = Kernel()
     kinds = torch.zeros(3, 5, 6, dtype=torch.uint8)
-    plan, layout, buffer = words(kinds, positions=True)
+    plan = plan_of(block_kinds=kinds, positions=True)
+    layout = plan.layout
+    assert layout is not None
     q, k, v, out = tensors = step()
     lse = torch.empty(3, 4)
     launch(path(kernel), tensors, plan, lse=lse, hooks=4096)
@@ -84,56 +145,139 @@ def test_every_field(path: Callable[[Kernel], DirectPath]) -> None:
     assert got.layout.block_size == 16
     mask = got.block_mask
     assert (mask.kinds, mask.stride_request, mask.q_blocks, mask.kv_blocks) == (kinds.data_ptr(), 30, 5, 6)
-    assert got.plan == buffer.data_ptr()
+    assert got.plan == plan.buffer.data_ptr()
     assert (got.sm_scale, got.k_scale, got.v_scale) == SCALES
     assert (got.unfinished, got.num_workers, got.stream, got.hook_params) == (0, 9, 77, 4096)
     room = arena.stream_arenas(DEVICE).reserve(77, 1, 1)
     assert (got.arena, got.arrivals) == (room.states_at, room.arrivals_at)
-    assert room.num_floats >= 2 * 9 * 32 * 65 and room.num_workers >= 9 and not room.arrivals.any()
+    assert room.num_floats >= 2 * 9 * 32 * 65 and room.num_workers >= 9
+    assert ctypes.string_at(room.arrivals_at, 36) == bytes(36)
 
 
 def test_a_template_serves_other_tensors_of_the_same_shape(path: Callable[[Kernel], DirectPath]) -> None:
-    kernel = Kernel()
+    kernel, engine = Kernel(), Engine()
     made = path(kernel)
     first, second = step(), step()
-    launch(made, first, words(torch.zeros(1, 1, 1, dtype=torch.uint8))[0], lse=torch.empty(3, 4), hooks=8)
-    launch(made, second, words()[0])
+    masked = plan_of(block_kinds=torch.zeros(1, 1, 1, dtype=torch.uint8), positions=True)
+    launch(made, first, masked, engine, lse=torch.empty(3, 4), hooks=8)
+    plan = plan_of()
+    launch(made, second, plan, engine)
     assert len(made._templates) == 1
     got = kernel.launched[1]
     assert (got.q.data, got.k.data, got.v.data, got.out.data) == tuple(tensor.data_ptr() for tensor in second)
+    assert got.plan == plan.buffer.data_ptr()
     # Nothing of the first launch is left.
     assert not got.lse and not got.hook_params and not got.block_mask.kinds and not got.layout.positions
 
 
-def test_signatures_tell_apart_what_the_checks_depend_on() -> None:
+def test_what_was_checked_is_not_checked_again(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel, engine = Kernel(), Engine()
+    made = path(kernel)
     q, k, v, out = step()
-    same = signature_of(q, k, v, out, SCALES, (9,))
-    assert signature_of(*step(), SCALES, (9,)) == same
-    others = [
-        (q.contiguous(), k, v, out),
-        (q[:2], k, v, out),
-        (q.double(), k, v, out),
-        (q, k.contiguous(), v, out),
-        (q, k[:3], v, out),
-        (q, k, v.half(), out),
-        (q, k, v, None),
-        (q, k, v, torch.empty(3, 4, 128)[..., :64]),
+    launch(made, (q, k, v, out), plan_of(), engine)
+    checked = engine.checks
+    assert checked
+    for _ in range(3):
+        launch(made, (step()[0], k, v, torch.empty_like(out)), plan_of(), engine)
+    assert engine.checks == checked
+    k_other, v_other = step()[1:3]
+    launch(made, (q, k_other, v_other, out), plan_of(), engine)
+    assert engine.checks == checked + 1
+    # Layers take turns with their caches.
+    for caches in ((k, v), (k_other, v_other)) * 3:
+        launch(made, (q, *caches, out), plan_of(), engine)
+        assert kernel.launched[-1].k.data == caches[0].data_ptr()
+    assert engine.checks == checked + 1
+
+
+def test_all_that_checks_depend_on_is_checked_anew(path: Callable[[Kernel], DirectPath]) -> None:
+    made, engine = path(Kernel()), Engine()
+    q, k, v, out = step()
+    launch(made, (q, k, v, out), plan_of(), engine)
+    others: list[Callable[[], None]] = [
+        lambda: launch(made, (q.contiguous(), k, v, out), plan_of(), engine),
+        lambda: launch(made, (q[:2], k, v, out), plan_of(), engine),
+        lambda: launch(made, (q.double(), k, v, out), plan_of(), engine),
+        lambda: launch(made, (q, k.contiguous(), v, out), plan_of(), engine),
+        lambda: launch(made, (q, k[:3], v, out), plan_of(), engine),
+        lambda: launch(made, (q, k, v.half(), out), plan_of(), engine),
+        lambda: launch(made, (q, k, v, torch.empty(3, 4, 128)[..., :64]), plan_of(), engine),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, fresh=True),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, given=(0.5, 2.0, 4.0)),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, flags=(True, False)),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, flags=(False, True)),
+        lambda: launch(made, (q, k, v, out), plan_of(rows=2), engine),
+        lambda: launch(made, (q, k, v, out), plan_of(num_workers=3), engine),
     ]
-    for tensors in others:
-        assert signature_of(*tensors, SCALES, (9,)) != same
-    assert signature_of(q, k, v, out, (0.5, 2.0, 4.0), (9,)) != same
-    assert signature_of(q, k, v, out, SCALES, (8,)) != same
+    for other in others:
+        before = engine.checks
+        other()
+        assert engine.checks > before
+        other()
 
 
-def test_addresses_are_checked_at_every_launch(path: Callable[[Kernel], DirectPath]) -> None:
+def test_numbers_in_tensors_are_read_each_time(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel = Kernel()
+    made, scale, tensors, plan = path(kernel), torch.tensor(0.25), step(), plan_of()
+    launch(made, tensors, plan, given=(scale, None, None))
+    scale.fill_(0.75)
+    launch(made, tensors, plan, given=(scale, None, None))
+    assert [params.sm_scale for params in kernel.launched] == [0.25, 0.75]
+
+
+def test_caches_are_known_by_where_they_lie(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel, engine = Kernel(), Engine()
+    made = path(kernel)
+    q, k, v, out = step()
+    launch(made, (q, k, v, out), plan_of(), engine)
+    before = engine.checks
+    k.data = torch.randn(k.shape)
+    launch(made, (q, k, v, out), plan_of(), engine)
+    assert engine.checks == before + 1
+    assert kernel.launched[1].k.data == k.data_ptr() and kernel.launched[1].k.stride_block == 2048
+
+
+def test_plans_and_caches_are_not_kept_alive(path: Callable[[Kernel], DirectPath]) -> None:
+    made, tensors, plan = path(Kernel()), step(), plan_of()
+    launch(made, tensors, plan)
+    gone = [weakref.ref(each) for each in (plan, *tensors)]
+    del tensors, plan
+    gc.collect()
+    assert [each() for each in gone] == [None] * 5
+
+
+def test_addresses_of_rows_are_checked_at_every_launch(path: Callable[[Kernel], DirectPath]) -> None:
     kernel = Kernel()
     made = path(kernel)
     q, k, v, out = step()
-    launch(made, (q, k, v, out), words()[0])
-    shifted = torch.empty(k.numel() * 2 + 64)[1:].as_strided(k.shape, k.stride())
-    with pytest.raises(ValueError, match=r"k_cache\.data_ptr\(\)=.*: expected a multiple of 16 bytes"):
-        launch(made, (q, shifted, v, out), words()[0])
+    launch(made, (q, k, v, out), plan_of())
+    for name, rows in (("q", q), ("out", out)):
+        shifted = torch.empty(rows.shape[0] * rows.stride(0) + 64)[1:].as_strided(rows.shape, rows.stride())
+        tensors = {"q": q, "out": out, name: shifted}
+        with pytest.raises(ValueError, match=rf"{name}\.data_ptr\(\)=.*: expected a multiple of (16|8) bytes"):
+            launch(made, (tensors["q"], k, v, tensors["out"]), plan_of())
     assert len(kernel.launched) == 1
+
+
+def test_addresses_of_caches_are_checked(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel = Kernel()
+    q, k, _, out = step()
+    shifted = torch.empty(k.numel() * 2 + 64)[1:].as_strided(k.shape, k.stride())
+    with pytest.raises(ValueError, match=r"v_cache\.data_ptr\(\)=.*: expected a multiple of 16 bytes"):
+        launch(path(kernel), (q, k, shifted, out), plan_of())
+    assert not kernel.launched
+
+
+def test_the_operators_launches(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel = Kernel()
+    made, plan = path(kernel), plan_of()
+    for unfinished in (False, True, False):
+        q, k, v, out = step()
+        made.run_op(words_of(plan), q, k, v, SCALES, unfinished, out, None, 8, 9, 16)
+        got = kernel.launched[-1]
+        assert (got.q.data, got.k.data, got.v.data, got.out.data) == tuple(each.data_ptr() for each in (q, k, v, out))
+        assert (got.plan, got.unfinished, got.num_workers) == (plan.buffer.data_ptr(), unfinished, 9)
+    assert len(made._templates) == 2
 
 
 def rows_at(offset: int, pitch: int, head: int) -> Tensor:
@@ -159,7 +303,7 @@ def test_rows_that_no_vector_reaches_are_refused(path: Callable[[Kernel], Direct
     q, k, v, out = step()
     rows = {"q": q, "out": out, **BAD_ROWS[message]}
     with pytest.raises(ValueError, match=message):
-        launch(path(kernel), (rows["q"], k, v, rows["out"]), words()[0])
+        launch(path(kernel), (rows["q"], k, v, rows["out"]), plan_of())
     assert not kernel.launched
 
 
@@ -168,20 +312,20 @@ def test_states_are_written_in_longer_vectors(path: Callable[[Kernel], DirectPat
     made = path(kernel)
     q, k, v, _ = step()
     out = rows_at(2, 258, 64)
-    launch(made, (q, k, v, out), words()[0])
+    launch(made, (q, k, v, out), plan_of())
     with pytest.raises(ValueError, match=r"out\.data_ptr\(\)=.*: expected a multiple of 16 bytes"):
-        made.make((), (q, k, v, out), SCALES, True, 9)
-    template = made.make((), (q, k, v, rows_at(0, 256, 64)), SCALES, True, 9)
+        launch(made, (q, k, v, out), plan_of(), flags=(False, True))
+    launch(made, (q, k, v, rows_at(0, 256, 64)), plan_of(), flags=(False, True))
     with pytest.raises(ValueError, match=r"out\.data_ptr\(\)=.*: expected a multiple of 16 bytes"):
-        made.launch(template, (q, k, v, rows_at(2, 256, 64)), None, words()[0], 0)
-    assert len(kernel.launched) == 1
+        launch(made, (q, k, v, rows_at(2, 256, 64)), plan_of(), flags=(False, True))
+    assert len(kernel.launched) == 2
 
 
 def test_strides_of_dimensions_of_size_one_do_not_count(path: Callable[[Kernel], DirectPath]) -> None:
     kernel = Kernel()
     k = torch.empty(8192).as_strided((1, 16, 2, 64), (2**40 + 1, 128, 64, 1))
     q = torch.empty(64).as_strided((1, 1, 64), (3, 5, 1))
-    launch(path(kernel), (q, k, k, q), words()[0])
+    launch(path(kernel), (q, k, k, q), plan_of(rows=1))
     assert len(kernel.launched) == 1
 
 
@@ -196,35 +340,69 @@ def test_strides_of_caches_fit_into_32_bits(
     with pytest.raises(
         ValueError, match=rf"v_cache\.stride\(\)=.* at most {2**31 - 1} bytes, dimension {dim} has {2**31}"
     ):
-        launch(path(kernel), (q, k, far, out), words()[0])
+        launch(path(kernel), (q, k, far, out), plan_of())
     assert not kernel.launched
 
 
 def test_an_error_of_cuda_is_told(path: Callable[[Kernel], DirectPath]) -> None:
     with pytest.raises(AttnloomError, match="kernel: the kernel was not launched: CUDA error 700"):
-        launch(path(Kernel(error=700)), step(), words()[0])
+        launch(path(Kernel(error=700)), step(), plan_of())
 
 
-def test_templates_do_not_pile_up(path: Callable[[Kernel], DirectPath], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_MOST_TEMPLATES", 4)
+def test_nothing_piles_up(path: Callable[[Kernel], DirectPath], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_MOST", 4)
     made = path(Kernel())
+    kept = []
     for rows in range(1, 20):
-        launch(made, step(rows), words()[0])
-        assert len(made._templates) <= 4
+        kept.append(step(rows))
+        launch(made, kept[-1], plan_of(rows))
+        assert len(made._templates) <= 4 and len(made._caches) <= 4
 
 
-def test_streams_have_arenas_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "_arenas", {})
-    monkeypatch.setattr(arena, "capturing", lambda: False)
+def test_streams_have_arenas_of_their_own(path: Callable[[Kernel], DirectPath]) -> None:
     arenas = arena.stream_arenas(DEVICE)
     one, other = arenas.reserve(1, 1000, 4), arenas.reserve(2, 1000, 4)
     assert one.states_at != other.states_at and one.arrivals_at != other.arrivals_at
     assert arenas.reserve(1, 900, 4) is one
     grown = arenas.reserve(1, 2000, 2)
     assert grown.num_floats == 2000 and grown.num_workers == 4
+    assert one.states_at not in Memory.blocks and grown.states_at in Memory.blocks
     assert arena.stream_arenas(DEVICE) is arenas
+
+
+def test_a_launch_follows_the_stream_and_its_room(
+    path: Callable[[Kernel], DirectPath], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel()
+    made, tensors = path(kernel), step()
+    arenas = arena.stream_arenas(DEVICE)
+    for stream in (5, 6, 5):
+        monkeypatch.setattr(direct, "current_stream", lambda index, stream=stream: stream)
+        launch(made, tensors, plan_of())
+        got = kernel.launched[-1]
+        assert got.stream == stream and got.arena == arenas.rooms[stream].states_at
+    arenas.reserve(5, 10**6, 20)
+    launch(made, tensors, plan_of())
+    assert kernel.launched[-1].arena == arenas.rooms[5].states_at
+
+
+def test_a_capture_has_room_of_its_own(path: Callable[[Kernel], DirectPath], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    made, tensors = path(kernel), step()
+    launch(made, tensors, plan_of())
+    with monkeypatch.context() as patch:
+        patch.setattr(direct, "capturing", lambda: True)
+        patch.setattr(arena, "capturing", lambda: True)
+        launch(made, tensors, plan_of())
+        launch(made, tensors, plan_of())
+    launch(made, tensors, plan_of())
+    before, first, second, after = kernel.launched
+    assert before.arena == after.arena and before.arrivals == after.arrivals
+    assert first.arrivals == second.arrivals != before.arrivals
+    assert before.arena not in (first.arena, second.arena)
 
 
 def test_the_words_of_a_plan_lie_where_the_kernel_reads_them() -> None:
     assert ctypes.sizeof(AttentionParams) % 8 == 0
-    assert direct._PLAN.stop - direct._PLAN.start == len(words()[0])
+    assert direct._PLAN.stop - direct._PLAN.start == len(words_of(plan_of()))
+    assert direct._CACHES.stop - direct._CACHES.start == 8
