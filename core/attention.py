@@ -30,7 +30,7 @@ from attnloom.core.params import Value, ordered, pack, spare_word
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import DeclaredRange, check_lengths, plan_scan
 from attnloom.core.position_mask import PositionMask
-from attnloom.core.settings import settings, validating
+from attnloom.core.settings import asked_workers, validating
 from attnloom.core.streams import capturing
 from attnloom.core.tiles import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, family_for
 from attnloom.core.variant import Variant
@@ -163,7 +163,7 @@ class Attention:
 
     def workers(self) -> int:
         """Workers of a plan that asks for none in particular: torch's threads, or the CTAs that a GPU holds."""
-        if (asked := settings().workers) is not None:
+        if (asked := asked_workers()) is not None:
             return asked
         if self.device.type == "cuda":
             return multiprocessors(self.device) * self.tiles.workers_per_sm

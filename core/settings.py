@@ -58,6 +58,11 @@ def validating() -> bool:
     return _switch(os.environ, "ATTNLOOM_VALIDATE", default=False)
 
 
+def asked_workers() -> int | None:
+    """``ATTNLOOM_WORKERS`` alone; for callers who ask at every step."""
+    return _workers(os.environ)
+
+
 def _cache_dir(env: Mapping[str, str]) -> Path:
     value = env.get("ATTNLOOM_CACHE_DIR", "")
     if not value:
