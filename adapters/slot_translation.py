@@ -17,32 +17,31 @@ from attnloom.core.layout import BlockSparseLayout
 class TranslatedTable:
     """A token table of the same shape that holds the other pool's slots of what windows still see.
 
-    Each step writes the columns that its queries can reach, so the work of a step is proportional to windows, not to
-    lengths. Other columns are left from earlier steps: no kernel reads them, since they are outside of every window.
+    Each step writes some of its requests' last columns: those that its queries see, or, where the step before has
+    written the others, the new ones. Columns before them are left from earlier steps: no kernel reads them, since they
+    are outside of every window.
     """
 
-    def __init__(self, table: TokenTable, reach: int) -> None:
+    def __init__(self, table: TokenTable) -> None:
         """Args:
         table: slots of the full pool.
-        reach: keys before itself that a query of any windowed layer may see.
         """  # noqa: D205
         self.full = table
         self.table = TokenTable(torch.zeros_like(table.slots), table.pitch)
-        self.reach = reach
 
-    def layout(self, rows: Tensor, lengths: Tensor, queries: Tensor, mapping: Tensor) -> BlockSparseLayout:
-        """Translate what this step's queries see; where the KV of windowed layers lies.
+    def layout(self, rows: Tensor, lengths: Tensor, columns: Tensor, mapping: Tensor) -> BlockSparseLayout:
+        """Translate the last columns of each request; where the KV of windowed layers lies.
 
         Args:
             rows: integer ``[requests]``, the table's row of each request.
             lengths: int32 ``[requests]``, KV tokens of each, its queries included.
-            queries: int32 ``[requests]``, query tokens of each: the last ones of its KV.
+            columns: int32 ``[requests]``, how many of them to translate, at most all.
             mapping: integer, from a slot of the full pool to one of the other.
         """
         layout = self.table.layout(rows, lengths)
-        seen = torch.minimum(lengths, queries + self.reach).to(torch.int64)
-        before = torch.cumsum(seen, 0) - seen
-        entries = torch.repeat_interleave(layout.starts + lengths - seen - before, seen)
+        columns = torch.minimum(lengths, columns).to(torch.int64)
+        before = torch.cumsum(columns, 0) - columns
+        entries = torch.repeat_interleave(layout.starts + lengths - columns - before, columns)
         entries += torch.arange(entries.shape[0], device=entries.device)
         self.table.slots[entries] = mapping[self.full.slots[entries]].to(torch.int32)
         return layout

@@ -17,8 +17,8 @@ import torch
 from report import Row, Target, arguments, publish
 
 from attnloom import Attention, variants
-from attnloom.adapters.slot_translation import TranslatedTable
 from attnloom.backends.sglang.step import Pool, Step, Steps
+from attnloom.backends.sglang.windowed import WindowedSteps
 from attnloom.core.launch import check_indices
 
 REQUESTS, TOKENS, CONTEXT = 64, 4096, 16384
@@ -67,10 +67,17 @@ def main() -> None:
     verified = batch(TOKENS, spec_info=drafts())
     add(f"verify trees of {DRAFTS} behind {TOKENS}", lambda: planned(tree, steps.verify(verified)))
 
-    steps.windowed = TranslatedTable(steps.table, WINDOW - 1)
-    mapping = torch.randperm(slots)
     step = steps.decode(asked)
-    add(f"pool of windowed layers, windows of {WINDOW}", lambda: steps.add_windowed(step, mapping))
+    mapping = torch.randperm(slots)
+    ones = torch.ones(REQUESTS, dtype=torch.int32)
+    windowed = WindowedSteps(steps.table, WINDOW - 1, sees_every_step=True)
+
+    def translate(after_prefill: bool) -> None:
+        windowed.decoded = None if after_prefill else (step.rows, step.kv_lens)
+        windowed.layout(step.rows, step.kv_lens, ones, mapping, decode=True)
+
+    add(f"pool of windowed layers ({WINDOW}): decode after decode", lambda: translate(False), TARGET)
+    add(f"pool of windowed layers ({WINDOW}): any other step", lambda: translate(True))
     add("the engine's check of slots, CPU only", lambda: check_indices(step.layouts[Pool.FULL], slots))
     publish("sglang_adapter", rows, options.json)
 

@@ -11,12 +11,13 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
-from attnloom.adapters.slot_translation import TranslatedTable
 from attnloom.adapters.token_table import slot_cache
 from attnloom.backends.sglang import compat
 from attnloom.backends.sglang.layer import Seen, ServedLayer
 from attnloom.backends.sglang.step import Pool, Step, Steps
 from attnloom.backends.sglang.support import bidirectional_refusal, drafts_trees, refusals
+from attnloom.backends.sglang.windowed import WindowedSteps
+from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.serving_options import choice
 
 # Named so that it shows under SGLang's own logging configuration.
@@ -51,6 +52,7 @@ class AttnloomAttnBackend(AttentionBackend):
         self.chosen = choice(getattr(model_runner.model_config.hf_config, "attnloom", None))
         self.layers: dict[Any, ServedLayer] = {}
         self.step: Step | None = None
+        self.windowed: WindowedSteps | None = None
         self._verify_mask = self._make_verify_mask()
         self._build()
 
@@ -140,12 +142,21 @@ class AttnloomAttnBackend(AttentionBackend):
         """Make this step the current one: its layouts are complete then."""
         mapping = getattr(self.token_to_kv_pool, "full_to_swa_index_mapping", None)
         if mapping is not None:
-            if self.steps.windowed is None:
-                self.steps.windowed = TranslatedTable(self.steps.table, self._widest_window())
-            self.steps.add_windowed(step, mapping)
+            step.layouts[Pool.WINDOWED] = self._windowed_layout(
+                step, mapping, decode=forward_batch.forward_mode.is_decode()
+            )
             if forward_batch.out_cache_loc is not None:
                 step.swa_locations = self.token_to_kv_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
         self.step = step
+
+    def _windowed_layout(self, step: Step, mapping: Tensor, *, decode: bool) -> BlockSparseLayout:
+        if self.windowed is None:
+            arguments = self.runner.server_args
+            alone = len(set(arguments.get_attention_backends())) == 1 and arguments.disaggregation_mode == "null"
+            alone = alone and not arguments.speculative_algorithm
+            self.windowed = WindowedSteps(self.steps.table, self._widest_window(), sees_every_step=alone)
+        queries = (step.qo_indptr[1:] - step.qo_indptr[:-1]).to(step.kv_lens.device)
+        return self.windowed.layout(step.rows, step.kv_lens, queries, mapping, decode=decode)
 
     def _widest_window(self) -> int:
         """Keys before its own that a query of a layer in the pool of windowed layers may see."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attnloom import Attention, Plan
 from attnloom.adapters.draft_tree import tail_masks
-from attnloom.adapters.slot_translation import TranslatedTable
 from attnloom.adapters.token_table import TokenTable
 from attnloom.core.layout import BlockSparseLayout
 
@@ -78,7 +77,6 @@ class Steps:
         self.table = TokenTable.of(table)
         self.max_context = max_context
         self.one_each = torch.arange(max_requests + 1, dtype=torch.int32)
-        self.windowed: TranslatedTable | None = None
 
     def decode(self, batch: Any) -> Step:
         """A query for each request."""
@@ -141,9 +139,3 @@ class Steps:
         if encoder_lens is not None:
             step.layouts[Pool.ENCODER] = self.table.layout(rows, encoder_lens.to(torch.int32))
         return step
-
-    def add_windowed(self, step: Step, mapping: Tensor) -> None:
-        """The layout of layers whose keys lie in the pool of windowed layers."""
-        assert self.windowed is not None
-        queries = (step.qo_indptr[1:] - step.qo_indptr[:-1]).to(step.kv_lens.device)
-        step.layouts[Pool.WINDOWED] = self.windowed.layout(step.rows, step.kv_lens, queries, mapping)

@@ -106,7 +106,7 @@ def test_attention_over_translated_slots(window: int) -> None:
     """Steps one after the other; before each, what left every window is unmapped and its slots are poisoned."""
     torch.manual_seed(1)
     full = table_of(ROWS, KEYS)
-    table = TranslatedTable(TokenTable.of(full), reach=window - 1)
+    table = TranslatedTable(TokenTable.of(full))
     mapping = torch.zeros(SLOTS, dtype=torch.int64)
     others = torch.randperm(SLOTS)
     engine = attnloom.Attention(
@@ -124,7 +124,7 @@ def test_attention_over_translated_slots(window: int) -> None:
             for cache in (keys, values):
                 cache[others[seen]] = torch.randn(len(seen), KV_HEADS, DIM)
         lens = torch.tensor(lengths, dtype=torch.int32)
-        layout = table.layout(rows, lens, torch.tensor(queries, dtype=torch.int32), mapping)
+        layout = table.layout(rows, lens, torch.tensor(queries, dtype=torch.int32) + window - 1, mapping)
         q = torch.randn(sum(queries), HEADS, DIM)
         out = engine.run(engine.plan(indptr_of(queries), layout), q, slot_cache(keys), slot_cache(values))
         # The oracle would multiply what it masks: keys outside of every window are zero for it.
@@ -136,10 +136,10 @@ def test_attention_over_translated_slots(window: int) -> None:
 
 def test_a_step_translates_windows_and_not_texts() -> None:
     full = torch.arange(8 * PITCH, dtype=torch.int32).view(8, PITCH)
-    table = TranslatedTable(TokenTable.of(full), reach=3)
+    table = TranslatedTable(TokenTable.of(full))
     mapping = torch.arange(8 * PITCH) + 1
-    lengths, queries = torch.tensor([100, 2], dtype=torch.int32), torch.tensor([2, 1], dtype=torch.int32)
-    layout = table.layout(torch.tensor([1, 3]), lengths, queries, mapping)
+    lengths, columns = torch.tensor([100, 2], dtype=torch.int32), torch.tensor([5, 4], dtype=torch.int32)
+    layout = table.layout(torch.tensor([1, 3]), lengths, columns, mapping)
     written = layout.indices.nonzero().flatten().tolist()
     assert written == [PITCH + column for column in range(95, 100)] + [3 * PITCH, 3 * PITCH + 1]
     assert layout.indices[written].tolist() == [slot + 1 for slot in written]
