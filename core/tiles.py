@@ -82,13 +82,15 @@ CPU = Family(
     Tiles(tile_q_short=96, tile_q=96, tile_kv=64, costs=Costs(item=400, kv_tile=1500, row=250)),
 )
 
-# csrc/sm80/shape.h compiles these tiles in. Costs are those of decode, where reading KV is all that takes time
+# csrc/sm80/shape.h compiles these tiles in. Costs are in 256ths of a KV tile of decode, where reading KV is all that
+# takes time; on a tall query tile it takes the tensor cores three times as long beside CTAs that decode
 # (benchmarks/NOTES.md).
+_SM80_COSTS = Costs(item=640, kv_tile=256, row=4)
 SM80 = Family(
     "sm80",
     (torch.bfloat16, torch.float16),
-    Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=Costs(item=8, kv_tile=16, row=0), workers_per_sm=2),
-    wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=Costs(item=8, kv_tile=16, row=0), workers_per_sm=1),
+    Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=_SM80_COSTS, workers_per_sm=2),
+    wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=_SM80_COSTS, workers_per_sm=1),
     kv_dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
 )
 

@@ -27,10 +27,14 @@ __device__ __forceinline__ void run_pieces(const Cta<S>& cta) {
 #pragma unroll 1
   for (int ahead = -1; ahead < stage; ++ahead) loader.load(ahead);
   Tile tile(cta);
-  while (work.next < cta.stop()) {
-    const Piece piece = cta.plan().piece_at(work.next, cta.stop());
-    if ((cta.plan().tile_rows()[piece.tile] > S::kShortRows) != Tile::kTall) break;
-    work.set(cta, piece);
+  while (work.next < cta.constants().stop) {
+    if (cta.loading().is(work.next)) {  // as a rule the loader is where the next piece begins
+      work.copy(cta.loading());
+    } else {
+      const Piece piece = cta.plan().piece_at(work.next, cta.constants().stop);
+      if ((cta.plan().tile_rows()[piece.tile] > S::kShortRows) != Tile::kTall) break;
+      work.set(cta, piece);
+    }
     KvTiles<S> tiles;
     tiles.start(cta, work);
     tile.begin(work, tiles.has());
@@ -57,9 +61,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
   Work<S>& work = cta.computing();
   work.next = cta.plan().start(blockIdx.x / cta.plan().header().lockstep);
   __syncthreads();
-  while (work.next < cta.stop()) {
+  while (work.next < cta.constants().stop) {
     run_pieces<S, Short<S>>(cta);
-    if (work.next < cta.stop()) run_pieces<S, Tall<S>>(cta);
+    if (work.next < cta.constants().stop) run_pieces<S, Tall<S>>(cta);
   }
 }
 

@@ -19,6 +19,9 @@ struct Half<__nv_bfloat16> {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<uint32_t&>(pair);
   }
+  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
+    return __bfloat1622float2(reinterpret_cast<__nv_bfloat162&>(bits));
+  }
   static __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
   static __device__ __forceinline__ uint32_t from_half2(__half2 pair) {
     const float2 both = __half22float2(pair);
@@ -37,6 +40,9 @@ struct Half<__half> {
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     __half2 pair = __floats2half2_rn(low, high);
     return reinterpret_cast<uint32_t&>(pair);
+  }
+  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
+    return __half22float2(reinterpret_cast<__half2&>(bits));
   }
   static __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
   static __device__ __forceinline__ uint32_t from_half2(__half2 pair) { return reinterpret_cast<uint32_t&>(pair); }

@@ -29,6 +29,7 @@ struct Loader {
   // At the piece that begins at `work.next`.
   __device__ Loader(const Cta<S>& of, Coordinate at, bool of_tall) : cta(of), work(of.loading()), tall(of_tall) {
     work.next = at;
+    work.piece.tile = -1;  // none yet
     tiles.tile = tiles.end = 0;
     ready = false;
   }
@@ -37,7 +38,7 @@ struct Loader {
   __device__ __forceinline__ void load(int stage) {
     if (ready) {
       copy_slice(cta.slice(stage, cta.warp));
-      if (work.positions != nullptr && cta.lane < S::kSlice) {
+      if (cta.p.layout.positions != nullptr && cta.lane < S::kSlice) {
         cta.positions(stage)[cta.warp * S::kSlice + cta.lane] = position;
       }
       tiles.next(cta, work);
@@ -51,8 +52,8 @@ struct Loader {
  private:
   // Moves to the next piece that has a tile to load.
   __device__ __forceinline__ void find_piece() {
-    while (work.next < cta.stop() && !tiles.has()) {
-      const Piece piece = cta.plan().piece_at(work.next, cta.stop());
+    while (work.next < cta.constants().stop && !tiles.has()) {
+      const Piece piece = cta.plan().piece_at(work.next, cta.constants().stop);
       if ((cta.plan().tile_rows()[piece.tile] > S::kShortRows) != tall) return;
       work.set(cta, piece);
       tiles.start(cta, work);
@@ -60,71 +61,76 @@ struct Loader {
   }
 
   __device__ __forceinline__ void fetch_pages() {
+    const Range any = work.any;
     const int32_t slot = tiles.tile * S::kTileKv + cta.warp * S::kSlice + cta.lane % S::kSlice;
-    const bool inside = slot >= work.any.begin && slot < work.any.end;
-    const int32_t entry = cta.constants().block_size.divide(slot);
-    const int32_t block_size = static_cast<int32_t>(cta.p.layout.block_size);
-    offset = slot - entry * block_size;
-    block = inside ? __ldg(work.blocks + entry) : 0;
-    valid = __ballot_sync(0xffffffff, inside);
-    if (work.positions != nullptr) position = inside ? __ldg(work.positions + entry) + offset : work.last_position;
+    // A token that nobody sees takes the page of one that is seen; nothing of it is copied.
+    const int32_t seen = max(min(slot, any.end - 1), any.begin);
+    const int32_t entry = cta.constants().block_size.divide(seen);
+    offset = seen - entry * static_cast<int32_t>(cta.p.layout.block_size);
+    block = __ldg(work.blocks + entry);
+    valid = __ballot_sync(0xffffffff, slot == seen);
+    if (cta.p.layout.positions != nullptr) position = __ldg(work.positions + entry) + offset;
   }
 
-  // Where the rows of a cache lie, in bytes. Strides fit into 32 bits, offsets need not.
-  struct Source {
-    const char* head;
-    int32_t stride_block;
-    int32_t stride_slot;
-
-    __device__ __forceinline__ Source(const CacheTensor& cache, int32_t of_head) {
-      constexpr int kBytes = sizeof(typename S::Kv);
-      head = static_cast<const char*>(cache.data) + of_head * cache.stride_head * kBytes;
-      stride_block = static_cast<int32_t>(cache.stride_block) * kBytes;
-      stride_slot = static_cast<int32_t>(cache.stride_slot) * kBytes;
-    }
-    __device__ __forceinline__ const char* row(int32_t of_block, int32_t of_offset) const {
-      return multiply_add(of_offset, stride_slot, multiply_add(of_block, stride_block, head));
-    }
-  };
+  // Where the lane's token lies behind the cache's first, in bytes. Strides fit into 32 bits, offsets need not.
+  __device__ __forceinline__ int64_t token_in(const CacheTensor& cache) const {
+    constexpr int kBytes = sizeof(typename S::Kv);
+    return static_cast<int64_t>(block) * (static_cast<int32_t>(cache.stride_block) * kBytes) +
+           static_cast<int64_t>(offset) * (static_cast<int32_t>(cache.stride_slot) * kBytes);
+  }
+  __device__ __forceinline__ const char* head_of(const CacheTensor& cache) const {
+    return static_cast<const char*>(cache.data) +
+           static_cast<int64_t>(work.head) * (static_cast<int32_t>(cache.stride_head) * sizeof(typename S::Kv));
+  }
 
   __device__ __forceinline__ void copy_slice(char* slice) const {
-    const Source k(cta.p.k, work.head);
-    const Source v(cta.p.v, work.head);
     const uint32_t keys = shared_address(slice);
     const uint32_t values = keys + S::kSlice * S::kPitchK;
-    if constexpr (S::kDim == S::kDimV) {  // one look at each token for both
-      for_chunks<S::kDim>([&](int copy, int row, int chunk, int32_t of_block, int32_t of_offset, bool wanted) {
-        copy_async(place<S::kDim, S::kPitchK>(keys, copy, row, chunk), k.row(of_block, of_offset) + chunk * 16, wanted);
-        copy_async(place<S::kDimV, S::kPitchV>(values, copy, row, chunk), v.row(of_block, of_offset) + chunk * 16,
-                   wanted);
+    const int64_t token = token_in(cta.p.k);
+    const char* k = head_of(cta.p.k);
+    const char* v = head_of(cta.p.v);
+    const bool alike = cta.p.k.stride_block == cta.p.v.stride_block && cta.p.k.stride_slot == cta.p.v.stride_slot;
+    if (S::kDim == S::kDimV && alike) {  // as caches mostly are: one offset for both
+      for_chunks<S::kDim>(token, [&](int64_t from, int copy, int row, int chunk, bool wanted) {
+        copy_async(place<S::kDim, S::kPitchK>(keys, copy, row, chunk), k + from, wanted);
+        copy_async(place<S::kDimV, S::kPitchV>(values, copy, row, chunk), v + from, wanted);
       });
     } else {
-      for_chunks<S::kDim>([&](int copy, int row, int chunk, int32_t of_block, int32_t of_offset, bool wanted) {
-        copy_async(place<S::kDim, S::kPitchK>(keys, copy, row, chunk), k.row(of_block, of_offset) + chunk * 16, wanted);
+      for_chunks<S::kDim>(token, [&](int64_t from, int copy, int row, int chunk, bool wanted) {
+        copy_async(place<S::kDim, S::kPitchK>(keys, copy, row, chunk), k + from, wanted);
       });
-      for_chunks<S::kDimV>([&](int copy, int row, int chunk, int32_t of_block, int32_t of_offset, bool wanted) {
-        copy_async(place<S::kDimV, S::kPitchV>(values, copy, row, chunk), v.row(of_block, of_offset) + chunk * 16,
-                   wanted);
+      for_chunks<S::kDimV>(token_in(cta.p.v), [&](int64_t from, int copy, int row, int chunk, bool wanted) {
+        copy_async(place<S::kDimV, S::kPitchV>(values, copy, row, chunk), v + from, wanted);
       });
     }
   }
 
   template <int kWidth>
   static constexpr int kChunks = kWidth * static_cast<int>(sizeof(typename S::Kv)) / 16;  // of a row of kWidth elements
+  // Whether a warp copies whole rows at once, kRows of them.
+  template <int kWidth>
+  static constexpr bool kWholeRows = 32 % kChunks<kWidth> == 0;
+  template <int kWidth>
+  static constexpr int kRows = 32 / kChunks<kWidth>;
 
-  // copy(which, row, chunk, block, offset, wanted) for every chunk of the slice's rows that falls to this lane.
+  // copy(from, which, row, chunk, wanted) for every chunk of the slice's rows that falls to this lane: `from` is where
+  // it lies, behind a token at 0. `token` is that of the lane's token.
   template <int kWidth, typename Copy>
-  __device__ __forceinline__ void for_chunks(Copy copy) const {
+  __device__ __forceinline__ void for_chunks(int64_t token, Copy copy) const {
     constexpr int kCopies = S::kSlice * kChunks<kWidth>;
     const uint32_t lane = lane_anew();
 #pragma unroll
     for (int i = 0; i < (kCopies + 31) / 32; ++i) {
       const uint32_t index = i * 32 + lane;
-      const uint32_t row = index / kChunks<kWidth>;
-      const int32_t of_block = __shfl_sync(0xffffffff, block, row);
-      const int32_t of_offset = __shfl_sync(0xffffffff, offset, row);
+      uint32_t row = index / kChunks<kWidth>;
+      uint32_t chunk = index % kChunks<kWidth>;
+      if constexpr (kWholeRows<kWidth>) {
+        row = lane / kChunks<kWidth> + i * kRows<kWidth>;
+        chunk = lane % kChunks<kWidth>;
+      }
+      const int64_t from = __shfl_sync(0xffffffff, token, row) + chunk * 16;
       if (kCopies % 32 != 0 && index >= kCopies) break;
-      copy(i, row, index % kChunks<kWidth>, of_block, of_offset, (valid >> row & 1) != 0);
+      copy(from, i, row, chunk, (valid & (1u << row)) != 0);
     }
   }
 
@@ -132,10 +138,9 @@ struct Loader {
   // exclusive or per copy; written so, no place is kept in a register from tile to tile.
   template <int kWidth, int kPitch>
   static __device__ __forceinline__ uint32_t place(uint32_t rows, int copy, int row, int chunk) {
-    if constexpr (32 % kChunks<kWidth> == 0) {
-      constexpr int kRows = 32 / kChunks<kWidth>;
-      const uint32_t first = chunk_address(rows, row - copy * kRows, kPitch, chunk);
-      return (first ^ (copy * kRows % 8 * 16)) + copy * kRows * kPitch;
+    if constexpr (kWholeRows<kWidth>) {
+      const uint32_t first = chunk_address(rows, row - copy * kRows<kWidth>, kPitch, chunk);
+      return (first ^ (copy * kRows<kWidth> % 8 * 16)) + copy * kRows<kWidth> * kPitch;
     } else {
       return chunk_address(rows, row, kPitch, chunk);
     }

@@ -26,11 +26,10 @@ __device__ __forceinline__ constexpr int query_dim(int k) {
 }
 
 // score[m] = queries of fragment m times the keys of kSlices slices of 16 tokens, the first of them at `keys`:
-// query_of(step, m, fragment) gives the queries of a step of 16 dims.
-template <typename S, int kSlices, int kFragments, typename QueryOf>
+// query_of(step, m, fragment) gives the queries of a step of 16 dims, as Math: what the tensor cores multiply.
+template <typename S, typename Math, int kSlices, int kFragments, typename QueryOf>
 __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, QueryOf query_of,
                                               float (&score)[kFragments][2 * kSlices][4]) {
-  using Scalar = typename S::Scalar;
   using Key = typename S::Key;
   constexpr int kSteps = 2 / sizeof(Key);  // of 16 dims, in a pair of chunks
   constexpr int kAllSteps = S::kDim / 16;
@@ -76,13 +75,13 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
           if constexpr (sizeof(Key) == 2) {
             b[n][0] = raw[2 * n], b[n][1] = raw[2 * n + 1];
           } else {
-            b[n][0] = widen<Scalar, Key>(raw[2 * n + i]), b[n][1] = widen<Scalar, Key>(raw[2 * n + i] >> 16);
+            b[n][0] = widen<Math, Key>(raw[2 * n + i]), b[n][1] = widen<Math, Key>(raw[2 * n + i] >> 16);
           }
         }
 #pragma unroll
         for (int m = 0; m < kFragments; ++m) {
-          Half<Scalar>::multiply(score[m][2 * slice], query[pair % 2][i][m], b[0][0], b[0][1]);
-          Half<Scalar>::multiply(score[m][2 * slice + 1], query[pair % 2][i][m], b[1][0], b[1][1]);
+          Half<Math>::multiply(score[m][2 * slice], query[pair % 2][i][m], b[0][0], b[0][1]);
+          Half<Math>::multiply(score[m][2 * slice + 1], query[pair % 2][i][m], b[1][0], b[1][1]);
         }
       }
     }
@@ -90,10 +89,9 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
 }
 
 // out += weights[16 rows x 16 tokens] values[16 tokens x kDimV], for each of kFragments fragments of rows.
-template <typename S, int kFragments>
+template <typename S, typename Math, int kFragments>
 __device__ __forceinline__ void add_values(uint32_t values, uint32_t lane, const uint32_t (&weights)[kFragments][4],
                                            Rows<S> (&rows)[kFragments]) {
-  using Scalar = typename S::Scalar;
   using Value = typename S::Value;
   const uint32_t first = chunk_address(values, lane % 16, S::kPitchV, lane / 16);
   constexpr int kChunks = S::kDimV * static_cast<int>(sizeof(Value)) / 16;
@@ -107,8 +105,8 @@ __device__ __forceinline__ void add_values(uint32_t values, uint32_t lane, const
     if constexpr (sizeof(Value) == 2) {
 #pragma unroll
       for (int m = 0; m < kFragments; ++m) {
-        Half<Scalar>::multiply(rows[m].out[2 * pair], weights[m], raw[0], raw[1]);
-        Half<Scalar>::multiply(rows[m].out[2 * pair + 1], weights[m], raw[2], raw[3]);
+        Half<Math>::multiply(rows[m].out[2 * pair], weights[m], raw[0], raw[1]);
+        Half<Math>::multiply(rows[m].out[2 * pair + 1], weights[m], raw[2], raw[3]);
       }
     } else {
 #pragma unroll
@@ -117,12 +115,12 @@ __device__ __forceinline__ void add_values(uint32_t values, uint32_t lane, const
         // Two dims of two tokens, four bytes: to pairs of tokens.
         const uint32_t low = __byte_perm(raw[2 * i], 0, 0x3120);
         const uint32_t high = __byte_perm(raw[2 * i + 1], 0, 0x3120);
-        const uint32_t even[2] = {widen<Scalar, Value>(low), widen<Scalar, Value>(high)};
-        const uint32_t odd[2] = {widen<Scalar, Value>(low >> 16), widen<Scalar, Value>(high >> 16)};
+        const uint32_t even[2] = {widen<Math, Value>(low), widen<Math, Value>(high)};
+        const uint32_t odd[2] = {widen<Math, Value>(low >> 16), widen<Math, Value>(high >> 16)};
 #pragma unroll
         for (int m = 0; m < kFragments; ++m) {
-          Half<Scalar>::multiply(rows[m].out[4 * pair + 2 * i], weights[m], even[0], even[1]);
-          Half<Scalar>::multiply(rows[m].out[4 * pair + 2 * i + 1], weights[m], odd[0], odd[1]);
+          Half<Math>::multiply(rows[m].out[4 * pair + 2 * i], weights[m], even[0], even[1]);
+          Half<Math>::multiply(rows[m].out[4 * pair + 2 * i + 1], weights[m], odd[0], odd[1]);
         }
       }
     }
@@ -130,13 +128,12 @@ __device__ __forceinline__ void add_values(uint32_t values, uint32_t lane, const
 }
 
 // Weights of 16 tokens (groups n and n + 1 of the scores) as the left factor of a product.
-template <typename S>
+template <typename Math>
 __device__ __forceinline__ void pack_weights(const float (&first)[4], const float (&second)[4], uint32_t (&packed)[4]) {
-  using Scalar = typename S::Scalar;
-  packed[0] = Half<Scalar>::pack(first[0], first[1]);
-  packed[1] = Half<Scalar>::pack(first[2], first[3]);
-  packed[2] = Half<Scalar>::pack(second[0], second[1]);
-  packed[3] = Half<Scalar>::pack(second[2], second[3]);
+  packed[0] = Half<Math>::pack(first[0], first[1]);
+  packed[1] = Half<Math>::pack(first[2], first[3]);
+  packed[2] = Half<Math>::pack(second[0], second[1]);
+  packed[3] = Half<Math>::pack(second[2], second[3]);
 }
 
 }  // namespace sm80

@@ -66,6 +66,31 @@ struct Queries {
     }
   }
 
+  // Fragments of Scalar as halves, in place: each of the lane's two rows divided by the power of two that its largest
+  // element lies at, which comes out in `scale`. No element is lost that matters beside the largest.
+  static __device__ void to_halves(uint32_t (&fragments)[S::kDim / 16][4], float (&scale)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < S::kDim / 8; ++i) {
+        const float2 both = Half<Scalar>::unpack(fragments[i / 2][half + i % 2 * 2]);
+        highest = fmaxf(highest, fmaxf(fabsf(both.x), fabsf(both.y)));
+      }
+      highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
+      const int exponent = max(1, min(253, __float_as_int(highest) >> 23));
+      scale[half] = __int_as_float(exponent << 23);
+      const float inverse = __int_as_float((254 - exponent) << 23);
+#pragma unroll
+      for (int i = 0; i < S::kDim / 8; ++i) {
+        uint32_t& bits = fragments[i / 2][half + i % 2 * 2];
+        const float2 both = Half<Scalar>::unpack(bits);
+        bits = Half<__half>::pack(both.x * inverse, both.y * inverse);
+      }
+    }
+  }
+
   // `rows` rows of the tile to shared memory at `to`, the whole CTA together; in the order that fragments need. Rows
   // past the end of the tile become zeros.
   static __device__ void share(const Cta<S>& cta, const Work<S>& work, int rows, char* to) {

@@ -67,7 +67,7 @@ struct Shape {
   static constexpr int kFlagAt = kStatesAt + kWarps * 16 * 2 * 4;
   static constexpr int kWorksAt = kFlagAt + 16;  // work.h: two for each warp
   static constexpr int kConstantsAt = kWorksAt + 2 * kWarps * kWorkBytes;
-  static constexpr int kSharedBytes = kConstantsAt + 16;
+  static constexpr int kSharedBytes = kConstantsAt + 32;
 };
 
 }  // namespace sm80

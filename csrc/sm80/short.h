@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "sm80/epilogue.h"
 #include "sm80/merge.h"
@@ -23,12 +24,21 @@ struct Short {
   const Cta<S>& cta;
   explicit __device__ Short(const Cta<S>& of) : cta(of) {}
 
+  // 8-bit elements become halves in one instruction, bfloat16 in four; so with 8-bit caches the products are of halves.
+  // Weights are at most 2^8 then; a row of queries is scaled by a power of two.
+  static constexpr bool kHalfKeys = S::kQueriesInRegisters && sizeof(typename S::Key) == 1;
+  static constexpr bool kHalfValues = S::Variant::kSoftmax && sizeof(typename S::Value) == 1;
+  using KeyMath = std::conditional_t<kHalfKeys, __half, typename S::Scalar>;
+  using ValueMath = std::conditional_t<kHalfValues, __half, typename S::Scalar>;
+
   Rows<S> rows[1];
+  float query_scale[2];
   uint32_t queries[S::kQueriesInRegisters ? S::kDim / 16 : 1][4];
 
   __device__ void begin(Work<S>& work, bool) {
     if constexpr (S::kQueriesInRegisters) {
       Queries<S>::load(cta, work, queries);
+      if constexpr (!std::is_same_v<KeyMath, typename S::Scalar>) Queries<S>::to_halves(queries, query_scale);
     } else {
       Queries<S>::share(cta, work, S::kShortRows, shared_memory + S::kShortQueriesAt);
       commit_copies();
@@ -48,7 +58,7 @@ struct Short {
   __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
     const uint32_t keys = shared_address(cta.slice(stage, cta.warp));
     float score[1][2][4];
-    multiply_keys<S, 1, 1>(
+    multiply_keys<S, KeyMath, 1, 1>(
         keys, cta.lane,
         [&](int step, int, uint32_t (&fragment)[4]) {
           if constexpr (S::kQueriesInRegisters) {
@@ -59,12 +69,19 @@ struct Short {
           }
         },
         score);
+    if constexpr (!std::is_same_v<KeyMath, typename S::Scalar>) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) score[0][n][i] *= query_scale[i / 2];
+      }
+    }
     const Columns<2> columns{tiles.tile * S::kTileKv + cta.warp * S::kSlice,
                              shared_address(cta.positions(stage) + cta.warp * S::kSlice)};
     Softmax<S, 1, 2>::weigh(cta, work, 0, columns, columns.inside(work.band_free), tiles.is_full(cta), score, rows);
     uint32_t weights[1][4];
-    pack_weights<S>(score[0][0], score[0][1], weights[0]);
-    add_values<S, 1>(keys + S::kSlice * S::kPitchK, cta.lane, weights, rows);
+    pack_weights<ValueMath>(score[0][0], score[0][1], weights[0]);
+    add_values<S, ValueMath, 1>(keys + S::kSlice * S::kPitchK, cta.lane, weights, rows);
     __syncwarp();
   }
 

@@ -26,6 +26,7 @@ struct Tall {
   explicit __device__ Tall(const Cta<S>& of) : cta(of) {}
 
   Rows<S> rows[kFragments];
+  bool free;  // the tile to compute is inside the band of all the warp's rows
 
   __device__ int first_row() const { return cta.warp * 16 * kFragments; }
 
@@ -37,7 +38,8 @@ struct Tall {
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) rows[m].reset();
     const int count = min(16 * kFragments, work.rows - first_row());
-    work.any_of_warp = count > 0 ? work.any : Range{0, 0};
+    work.any_of_warp = work.any;
+    if (count <= 0) work.any_of_warp = work.band_free = {0, 0};  // nothing to do but to load
     if (count <= 0 || !cta.plan().header().trimmed) return;
     // The band of the warp's own rows: masks are needed in fewer tiles.
     const Band band = cta.plan().header().band;
@@ -47,7 +49,8 @@ struct Tall {
   }
 
   // Every warp's copies have landed, and every warp is done with the other stage.
-  __device__ __forceinline__ void await(const Work<S>& work, const KvTiles<S>& tiles, int stage) const {
+  __device__ __forceinline__ void await(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
+    free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(work.band_free);
     wait_copies<0>();
     transform_slice(cta, work, tiles.tile, stage);
     __syncthreads();
@@ -58,12 +61,11 @@ struct Tall {
     for (int part = 0; part < S::kTileKv / kPart; ++part) {
       const Columns<2 * kSlices> columns{tiles.tile * S::kTileKv + part * kPart,
                                          shared_address(cta.positions(stage) + part * kPart)};
-      const bool free = columns.inside(work.band_free);
       if (!free && (columns.first >= work.any_of_warp.end || columns.first + kPart <= work.any_of_warp.begin)) continue;
       const uint32_t lane = lane_anew();
       const uint32_t queries = shared_address(shared_memory + S::kTallQueriesAt + first_row() * S::kPitchQ);
       float score[kFragments][2 * kSlices][4];
-      multiply_keys<S, kSlices, kFragments>(
+      multiply_keys<S, typename S::Scalar, kSlices, kFragments>(
           shared_address(cta.slice(stage, part * kSlices)), lane,
           [&](int step, int m, uint32_t (&fragment)[4]) { Queries<S>::fragment(queries, m, step, lane, fragment); },
           score);
@@ -74,10 +76,10 @@ struct Tall {
         uint32_t weights[kFragments][4];
 #pragma unroll
         for (int m = 0; m < kFragments; ++m) {
-          pack_weights<S>(score[m][2 * slice], score[m][2 * slice + 1], weights[m]);
+          pack_weights<typename S::Scalar>(score[m][2 * slice], score[m][2 * slice + 1], weights[m]);
         }
-        add_values<S, kFragments>(shared_address(cta.slice(stage, part * kSlices + slice) + S::kSlice * S::kPitchK),
-                                  lane, weights, rows);
+        add_values<S, typename S::Scalar, kFragments>(
+            shared_address(cta.slice(stage, part * kSlices + slice) + S::kSlice * S::kPitchK), lane, weights, rows);
       }
     }
   }

@@ -42,6 +42,7 @@ extern __shared__ __align__(128) char shared_memory[];
 // What a CTA needs of the launch at every turn, in shared memory: registers are short.
 struct Constants {
   Divider block_size;
+  Coordinate stop;        // where the worker's stretch ends
   int32_t group;          // query heads of a kv head
   int32_t group_inverse;  // ceil(2^16 / group): x / group = x * group_inverse >> 16 for x * group < 2^16
 };
@@ -58,7 +59,8 @@ struct Cta {
   __device__ void prepare() const {
     if (threadIdx.x == 0) {
       const int32_t group = plan().header().num_qo_heads / plan().header().num_kv_heads;
-      constants() = {Divider::of(static_cast<uint32_t>(p.layout.block_size)), group, (0xffff + group) / group};
+      constants() = {Divider::of(static_cast<uint32_t>(p.layout.block_size)),
+                     plan().start(blockIdx.x / plan().header().lockstep + 1), group, (0xffff + group) / group};
     }
   }
 
@@ -74,8 +76,6 @@ struct Cta {
   // Of the warp: what it loads, and what it computes.
   __device__ Work<S>& loading() const { return works()[warp]; }
   __device__ Work<S>& computing() const { return works()[S::kWarps + warp]; }
-  // Where the worker's stretch ends.
-  __device__ Coordinate stop() const { return plan().start(blockIdx.x / plan().header().lockstep + 1); }
 
  private:
   __device__ Work<S>* works() const { return reinterpret_cast<Work<S>*>(shared_memory + S::kWorksAt); }
@@ -103,7 +103,18 @@ struct Work {
   Range band_free;           // slots inside the band of every query
   Range mask_free;           // slots that logits_mask leaves to every query
 
+  // Whether this is the piece that begins at `at`.
+  __device__ bool is(Coordinate at) const {
+    return piece.tile == at.tile && piece.head == at.head && piece.kv_begin == at.kv;
+  }
+
   // All lanes of a warp write the same.
+  __device__ void copy(const Work<S>& other) {
+    const Work<S> made = other;
+    __syncwarp();
+    *this = made;
+    __syncwarp();
+  }
   __device__ void set(const Cta<S>& cta, const Piece& piece) {
     const PlanView<const int32_t> plan = cta.plan();
     const LayoutTensors& layout = cta.p.layout;
