@@ -22,6 +22,7 @@ from attnloom.core.attention import Attention
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.masks import pack_masks
 from attnloom.core.plan import Plan
+from attnloom.core.planner import plan_scan
 from attnloom.core.tiles import CHUNK_TOKENS
 from attnloom.core.variant import Variant
 from tests.core import kernels
@@ -249,6 +250,28 @@ def test_it_is_right_for_lengths_beyond_the_planned(num_workers: int, left: int 
     problem = make_problem([1, 1, 5, 12], [900, 1, 300, 700], readable=Band(left, 0))
     engine = kernels.invariant_engine(F32, 4, 2, Variant("banded", left=left, right=0), 1)
     check(engine, problem, problem.answer(Band(left, 0)), num_workers=num_workers, upper_bounds=[130, 0, 299, 70])
+
+
+@pytest.mark.parametrize(("num_workers", "lockstep"), [(2, 2), (4, 4), (8, 2), (28, 4)])
+def test_workers_in_lockstep(num_workers: int, lockstep: int) -> None:
+    """Neighbouring workers run one stretch on neighbouring kv heads: their chunks meet in the same folds."""
+    problem = make_problem([1, 40, 1, 2], [777, 90, 0, 500], num_qo_heads=8, num_kv_heads=4)
+    engine = kernels.invariant_engine(F32, 8, 4, variants.Causal(), 2)
+    alone = engine.plan(problem.qo_indptr, problem.layout, num_workers=1)
+    plan = plan_scan(
+        problem.qo_indptr,
+        problem.layout.lengths,
+        engine.plan_key,
+        num_workers=num_workers,
+        lockstep=lockstep,
+        costs=engine.tiles.costs,
+        layout=problem.layout,
+    )
+    assert num_workers == lockstep or plan.num_splits > 0
+    caches = (problem.k_cache, problem.v_cache)
+    expected = engine.run(alone, problem.q, *caches)
+    for _ in range(3):
+        assert torch.equal(bits(engine.run(plan, problem.q, *caches)), bits(expected))
 
 
 def test_a_block_mask_changes_no_bit() -> None:
