@@ -17,10 +17,10 @@ from attnloom.core.arena import floats, reserve_now
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned, check_contiguous_last, check_positive, check_scale, check_tensor
 from attnloom.core.device_module import device_module
-from attnloom.core.device_plan import check_values, plan_from_host
-from attnloom.core.device_planner import DeviceRange, check_same_room, plan_on_device
+from attnloom.core.device_plan import plan_step
+from attnloom.core.device_planner import DeviceRange, check_same_room
 from attnloom.core.devices import indexed, multiprocessors, target_of
-from attnloom.core.direct import NO_HOOKS, DirectPath
+from attnloom.core.direct import DirectPath
 from attnloom.core.errors import LoadFailed
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
@@ -28,10 +28,11 @@ from attnloom.core.op import attention_op, register_engine
 from attnloom.core.packed import PackedParams
 from attnloom.core.params import Value, ordered, pack, spare_word
 from attnloom.core.plan import Plan, PlanKey
-from attnloom.core.planner import DeclaredRange, check_lengths, plan_scan
+from attnloom.core.planner import DeclaredRange, plan_scan
 from attnloom.core.position_mask import PositionMask
 from attnloom.core.settings import asked_workers, validating
 from attnloom.core.streams import capturing
+from attnloom.core.templates import NO_HOOKS
 from attnloom.core.tiles import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, family_for
 from attnloom.core.variant import Variant
 from attnloom.core.variants import Causal
@@ -152,9 +153,8 @@ class Attention:
         """All that may not happen inside a capture: kernels are brought onto the GPU, the arena is allocated."""
         device_module(self.device)
         spare_word(self.device)
-        prepare = getattr(self.module, "attnloom_prepare", lambda: 0)
         with torch.cuda.device(self.device):
-            error = prepare()
+            error = self.module.attnloom_prepare()
         if error:
             raise LoadFailed(f"{self.spec.name}: its kernel cannot run on {self.device}: CUDA error {error}")
         self.direct = DirectPath(self.spec.name, self.module, self.device, self.tiles, self.head_dim_v)
@@ -239,7 +239,21 @@ class Attention:
         if num_workers is None:
             num_workers = self.workers()
         if self.device.type == "cuda":
-            return self._plan_cuda(qo_indptr, lengths, layout, num_workers, params, block_mask, total_q, into)
+            values = self._values(params, layout.num_rows) if self.variant.visible else None
+            return plan_step(
+                qo_indptr,
+                lengths,
+                self._key_with(block_mask),
+                total_q=total_q,
+                num_workers=num_workers,
+                lockstep=math.gcd(self.num_kv_heads, num_workers),
+                costs=self.tiles.costs,
+                layout=layout,
+                ranges=None if values is None else DeviceRange(self.module, pack(self.variant.params, values)),
+                block_mask=block_mask,
+                into=into,
+                validate=self._validate,
+            )
         ranges, values = None, None
         if self.variant.visible:
             values = self._values(params, layout.num_rows)  # kept alive while the planner reads them
@@ -261,56 +275,6 @@ class Attention:
             return plan
         check_same_room(into, plan.key, plan.num_requests, plan.tile_capacity, num_workers, plan.lockstep)
         return replace(plan, buffer=into.buffer.copy_(plan.buffer))
-
-    def _plan_cuda(
-        self,
-        qo_indptr: Tensor,
-        lengths: Tensor,
-        layout: BlockSparseLayout,
-        num_workers: int,
-        params: Mapping[str, Value] | None,
-        block_mask: BlockMask | None,
-        total_q: int | None,
-        into: Plan | None,
-    ) -> Plan:
-        key = self._key_with(block_mask)
-        lockstep = math.gcd(self.num_kv_heads, num_workers)
-        costs = self.tiles.costs
-        ranges = None
-        if self.variant.visible:
-            values = self._values(params, layout.num_rows)
-            ranges = DeviceRange(self.module, pack(self.variant.params, values))
-        if total_q is None:
-            return plan_from_host(
-                qo_indptr,
-                lengths,
-                key,
-                num_workers=num_workers,
-                lockstep=lockstep,
-                costs=costs,
-                layout=layout,
-                ranges=ranges,
-                block_mask=block_mask,
-                into=into,
-            )
-        if self._validate and not capturing():
-            check_lengths(qo_indptr.cpu(), lengths.shape[0])
-            check_values(qo_indptr.cpu(), lengths.cpu())
-            if int(qo_indptr[-1]) > total_q:
-                raise ValueError(f"total_q={total_q}: expected at least qo_indptr[-1]={int(qo_indptr[-1])}")
-        return plan_on_device(
-            qo_indptr,
-            lengths,
-            key,
-            total_q=total_q,
-            num_workers=num_workers,
-            lockstep=lockstep,
-            costs=costs,
-            layout=layout,
-            ranges=ranges,
-            block_mask=block_mask,
-            into=into,
-        )
 
     def block_mask(self, length: int, *, num_requests: int = 1, params: Mapping[str, Value] | None = None) -> BlockMask:
         """Evaluate the variant's logits_mask at every position below ``length`` and keep what each block needs.

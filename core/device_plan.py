@@ -19,6 +19,61 @@ from attnloom.core.tiles import Costs
 _HOST = torch.device("cpu")
 
 
+def plan_step(
+    qo_indptr: Tensor,
+    kv_lens: Tensor,
+    key: PlanKey,
+    *,
+    total_q: int | None,
+    num_workers: int,
+    lockstep: int,
+    costs: Costs,
+    layout: BlockSparseLayout,
+    ranges: DeviceRange | None,
+    block_mask: BlockMask | None,
+    into: Plan | None,
+    validate: bool,
+) -> Plan:
+    """The plan of a step, by who knows its lengths: the host where ``total_q`` is None, else the device.
+
+    Args:
+        validate: whether lengths on the device are looked at, which waits for it.
+        Others: see :func:`plan_from_host` and :func:`attnloom.core.device_planner.plan_on_device`.
+    """
+    if total_q is None:
+        return plan_from_host(
+            qo_indptr,
+            kv_lens,
+            key,
+            num_workers=num_workers,
+            lockstep=lockstep,
+            costs=costs,
+            layout=layout,
+            ranges=ranges,
+            block_mask=block_mask,
+            into=into,
+        )
+    if validate and not capturing():
+        check_tensor("qo_indptr", qo_indptr, dtype=torch.int32, ndim=1)
+        queries = check_lengths(qo_indptr.cpu(), kv_lens.shape[0])
+        check_values(qo_indptr.cpu(), kv_lens.cpu())
+        if queries > total_q:
+            raise ValueError(f"total_q={total_q}: expected at least qo_indptr[-1]={queries}")
+    return plan_on_device(
+        qo_indptr,
+        kv_lens,
+        key,
+        total_q=total_q,
+        num_workers=num_workers,
+        lockstep=lockstep,
+        costs=costs,
+        layout=layout,
+        ranges=ranges,
+        block_mask=block_mask,
+        into=into,
+    )
+
+
 def plan_from_host(
     qo_indptr: Tensor,
     kv_lens: Tensor,

@@ -8,21 +8,32 @@ with it.
 from __future__ import annotations
 
 import ctypes
-import struct
 import weakref
-from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from attnloom.core.abi import AttentionParams, CacheTensor, QueryTensor
 from attnloom.core.arena import floats, stream_arenas
-from attnloom.core.block_mask import mask_struct
 from attnloom.core.checks import ALIGNMENT, check_aligned, check_cache_strides
 from attnloom.core.errors import AttnloomError
 from attnloom.core.streams import capturing, current_device, current_stream
+from attnloom.core.templates import (
+    ARENA_AT,
+    ARRIVALS_AT,
+    CACHES_AT,
+    HOOKS_AT,
+    LSE_AT,
+    OUT_AT,
+    PLAN_AT,
+    Q_AT,
+    STREAM_AT,
+    Caches,
+    Template,
+    looks_of,
+    words_of,
+)
 from attnloom.core.tiles import Tiles
 
 if TYPE_CHECKING:
@@ -30,155 +41,6 @@ if TYPE_CHECKING:
     from attnloom.core.plan import Plan
 
 _MOST = 4096  # templates, or pairs of caches, that are kept
-
-_OUT_ALIGNMENT = (8, 16)
-"""Bytes: a kernel writes four elements at once, of 16 bits, or float32 in a state."""
-
-_NO_WORDS = (ctypes.c_uint64 * 1)()
-NO_HOOKS = ctypes.addressof(_NO_WORDS)
-"""Address of the packed parameters of a variant that has none."""
-
-
-def _word(name: str) -> int:
-    """Where a field of AttentionParams begins, in words of 64 bits."""
-    return int(getattr(AttentionParams, name).offset) // 8
-
-
-_Q, _OUT, _LSE = (_word(name) for name in ("q", "out", "lse"))
-_ARENA, _ARRIVALS, _HOOKS, _STREAM = (_word(name) for name in ("arena", "arrivals", "hook_params", "stream"))
-_CACHES = slice(_word("k"), _word("out"))  # k and v
-_PLAN = slice(_word("layout"), _word("plan") + 1)  # layout, block_mask and plan lie side by side
-
-
-# What lies between ``lse`` and ``arena`` in AttentionParams: layout, block_mask, plan. Packed, not built of ctypes
-# structs, which takes three times as long.
-_PLAN_WORDS = struct.Struct("=QQQQqQqiiQ")
-
-
-class Caches:
-    """A pair of caches that were checked, by their identity; holds neither."""
-
-    __slots__ = ("block_size", "k", "k_at", "v", "v_at", "words")
-
-    def __init__(self, k_cache: Tensor, v_cache: Tensor, block_size: int) -> None:
-        self.k = weakref.ref(k_cache)
-        self.v = weakref.ref(v_cache)
-        self.k_at = k_cache.data_ptr()
-        self.v_at = v_cache.data_ptr()
-        self.block_size = block_size
-        both = (CacheTensor * 2)(
-            CacheTensor(self.k_at, *k_cache.stride()[:3]), CacheTensor(self.v_at, *v_cache.stride()[:3])
-        )
-        self.words = memoryview(bytes(both)).cast("Q")
-
-
-def _nothing() -> None:
-    """A reference to no plan."""
-
-
-def _looks(rows: Tensor) -> tuple[object, ...]:
-    return (rows.shape, rows.stride(), rows.dtype, rows.get_device())
-
-
-class Template:
-    """A struct for q and out of one shape, and all that its checks depended on.
-
-    It belongs to a thread: another one may launch between the writing of a struct and its use.
-    """
-
-    __slots__ = (
-        "argument",
-        "flags",
-        "numbers",
-        "out",
-        "out_alignment",
-        "params",
-        "plan",
-        "q",
-        "room",
-        "scales",
-        "stream",
-        "thread",
-        "words",
-    )
-
-    def __init__(
-        self,
-        q: Tensor,
-        out: Tensor,
-        fresh: bool,
-        given: tuple[object, object, object],
-        scales: tuple[float, float, float],
-        flags: tuple[bool, bool],
-        numbers: tuple[int, int, int],
-        unfinished: bool,
-    ) -> None:
-        self.thread = get_ident()
-        self.q = (q.shape, q.stride(), q.dtype, q.get_device())
-        self.out = None if fresh else (out.shape, out.stride(), out.dtype, out.get_device())
-        self.out_alignment = _OUT_ALIGNMENT[unfinished]
-        self.scales = given
-        self.flags = flags
-        self.numbers = numbers  # total_q, num_workers, block_size
-        self.plan: Callable[[], Plan | None] = _nothing
-        self.words = memoryview(bytearray(ctypes.sizeof(AttentionParams))).cast("Q")
-        self.params = params = AttentionParams.from_buffer(self.words)
-        params.q = QueryTensor(0, q.stride(0), q.stride(1))
-        params.out = QueryTensor(0, out.stride(0), out.stride(1))
-        params.sm_scale, params.k_scale, params.v_scale = scales
-        params.unfinished = unfinished
-        params.num_workers = numbers[1]
-        self.argument = ctypes.byref(params)
-        self.room: object = None
-        self.stream = 0
-
-
-def plan_words(
-    plan: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
-    indices: Tensor,
-    positions: Tensor | None,
-    block_size: int,
-    block_kinds: Tensor | None,
-) -> memoryview:
-    """The words of a launch that follow from its plan."""
-    kinds, stride, q_blocks, kv_blocks = 0, 0, 0, 0
-    if block_kinds is not None:
-        mask = mask_struct(block_kinds)
-        kinds, stride, q_blocks, kv_blocks = mask.kinds, mask.stride_request, mask.q_blocks, mask.kv_blocks
-    packed = _PLAN_WORDS.pack(
-        starts.data_ptr(),
-        lengths.data_ptr(),
-        indices.data_ptr(),
-        0 if positions is None else positions.data_ptr(),
-        block_size,
-        kinds,
-        stride,
-        q_blocks,
-        kv_blocks,
-        plan.data_ptr(),
-    )
-    return memoryview(packed).cast("Q")
-
-
-def words_of(plan: Plan) -> memoryview:
-    """The words of a plan with a layout; made once."""
-    if not plan.kernel_words:
-        layout, mask = plan.layout, plan.block_mask
-        assert layout is not None
-        plan.kernel_words.append(
-            plan_words(
-                plan.buffer,
-                layout.starts,
-                layout.lengths,
-                layout.indices,
-                layout.positions,
-                layout.block_size,
-                None if mask is None else mask.kinds,
-            )
-        )
-    return plan.kernel_words[0]
 
 
 class DirectPath:
@@ -290,7 +152,7 @@ class DirectPath:
             and (out.shape, out.stride(), out.dtype, out.get_device()) == template.out
             and (flags, scales, numbers) == (template.flags, template.scales, template.numbers)
         ):
-            key = (get_ident(), _looks(q), _looks(out), flags, scales, numbers)
+            key = (get_ident(), looks_of(q), looks_of(out), flags, scales, numbers)
             template = self._templates.get(key)
             if template is None:
                 template = self._make(key, q, out, False, scales, scales, flags, numbers)
@@ -304,7 +166,7 @@ class DirectPath:
             or caches.v_at != v_cache.data_ptr()
         ):
             caches = self._keep(k_cache, v_cache, block_size)
-        template.words[_PLAN] = of_plan
+        template.words[PLAN_AT] = of_plan
         self._launch(template, caches, q, out, lse, hooks)
 
     def _launch(
@@ -323,16 +185,16 @@ class DirectPath:
         if room is None or room is not template.room:
             workers = template.numbers[1]
             room = self._arenas.reserve(stream, workers * self._floats_of_worker, workers)
-            words[_ARENA] = room.states_at
-            words[_ARRIVALS] = room.arrivals_at
-            words[_STREAM] = stream
+            words[ARENA_AT] = room.states_at
+            words[ARRIVALS_AT] = room.arrivals_at
+            words[STREAM_AT] = stream
             # A room that a capture was given is its own, and ends here.
             template.room = room if room.kept is None else None
-        words[_Q] = q_at
-        words[_CACHES] = caches.words
-        words[_OUT] = out_at
-        words[_LSE] = 0 if lse is None else lse.data_ptr()
-        words[_HOOKS] = hooks
+        words[Q_AT] = q_at
+        words[CACHES_AT] = caches.words
+        words[OUT_AT] = out_at
+        words[LSE_AT] = 0 if lse is None else lse.data_ptr()
+        words[HOOKS_AT] = hooks
         error = self._kernel(template.argument)
         if error:
             raise AttnloomError(f"{self._name}: the kernel was not launched: CUDA error {error}")
@@ -343,7 +205,7 @@ class DirectPath:
         if layout is None or (plan.total_q, plan.num_workers, layout.block_size) != template.numbers:
             return False
         engine.check_plan(plan)
-        template.words[_PLAN] = words_of(plan)
+        template.words[PLAN_AT] = words_of(plan)
         template.plan = weakref.ref(plan)
         return True
 
@@ -368,7 +230,7 @@ class DirectPath:
         if any(isinstance(scale, Tensor) and scale.is_cuda for scale in given):
             engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says which
         scales = engine.scales(*given)
-        key = (get_ident(), _looks(q), None if fresh else _looks(out), flags, scales, numbers)
+        key = (get_ident(), looks_of(q), None if fresh else looks_of(out), flags, scales, numbers)
         template = self._templates.get(key)
         if template is None:
             engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)

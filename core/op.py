@@ -17,9 +17,9 @@ from torch import Tensor
 from attnloom.core import launch
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned
-from attnloom.core.direct import NO_HOOKS, plan_words
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.params import Value, pack
+from attnloom.core.templates import NO_HOOKS, plan_words
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention

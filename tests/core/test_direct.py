@@ -17,9 +17,10 @@ from attnloom import BlockSparseLayout
 from attnloom.core import arena, direct
 from attnloom.core.abi import AttentionParams
 from attnloom.core.block_mask import BlockMask
-from attnloom.core.direct import DirectPath, words_of
+from attnloom.core.direct import DirectPath
 from attnloom.core.errors import AttnloomError
 from attnloom.core.plan import Plan, PlanKey
+from attnloom.core.templates import CACHES_AT, PLAN_AT, words_of
 from attnloom.core.tiles import Costs, Tiles
 
 DEVICE = torch.device("cpu", 0)
@@ -404,5 +405,5 @@ def test_a_capture_has_room_of_its_own(path: Callable[[Kernel], DirectPath], mon
 
 def test_the_words_of_a_plan_lie_where_the_kernel_reads_them() -> None:
     assert ctypes.sizeof(AttentionParams) % 8 == 0
-    assert direct._PLAN.stop - direct._PLAN.start == len(words_of(plan_of()))
-    assert direct._CACHES.stop - direct._CACHES.start == 8
+    assert PLAN_AT.stop - PLAN_AT.start == len(words_of(plan_of()))
+    assert CACHES_AT.stop - CACHES_AT.start == 8
