@@ -256,6 +256,9 @@ class Worker {
                                   KeyHook{hooks_, request.index, kv_head});
       score_rows<kAlike, kDim>(rows, q_, rows_of_keys, begin, end, packed_keys_, scores_);
     } else {
+      if (rows <= kFewRows) {  // a decode waits for memory: the values come nearer while the keys are scored
+        for (int column = begin; column < end; ++column) fetch_row<kDimV, kSecond>(values[column]);
+      }
       score_rows<kAlike, kDim>(rows, q_, keys, begin, end, packed_keys_, scores_);
     }
 

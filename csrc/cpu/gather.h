@@ -1,4 +1,4 @@
-// Where the rows of a KV tile lie: the loader's half of a gather, whatever the block size.
+// Where the rows of a KV tile lie, whatever the block size, and how they come nearer: the loader's half of a gather.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,16 @@ inline void locate_rows(const Request& request, const CacheTensor& cache, int32_
     rows[column] = page + offset * cache.stride_slot;
   }
   repeat_ends(begin, end, rows);
+}
+
+constexpr int kNearest = 3;  // of the caches, as __builtin_prefetch counts them
+constexpr int kSecond = 2;
+
+// Brings a row that is read later into a cache.
+template <int kWidth, int kCache, typename T>
+inline void fetch_row(const T* row) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int dim = 0; dim < kWidth; dim += kLine) __builtin_prefetch(row + dim, 0, kCache);
 }
 
 }  // namespace cpu

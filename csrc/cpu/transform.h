@@ -14,14 +14,6 @@ namespace cpu {
 
 constexpr int kRowsAhead = 4;  // of the row in hand
 constexpr int kStrip = 16;     // columns at a time: their keys stay in the nearest cache
-constexpr int kNearest = 3;    // of the caches, as __builtin_prefetch counts them
-constexpr int kSecond = 2;
-
-template <int kWidth, int kCache, typename T>
-inline void fetch_row(const T* row) {
-  constexpr int kLine = 64 / sizeof(T);
-  for (int dim = 0; dim < kWidth; dim += kLine) __builtin_prefetch(row + dim, 0, kCache);
-}
 
 // A SIMD lane is a dimension: what a hook looks up by token is one read for all of them. to[column] = the row of each
 // column of [begin, end), in `storage` [kTileKv][kWidth]; `line` has room for one. `later` are rows of kLaterWidth that
