@@ -41,9 +41,8 @@ __device__ __forceinline__ void run_pieces(const Cta<S>& cta) {
     for (; tiles.has(); tiles.next(cta, work)) {
       const int next = stage + 1 == Tile::kStages ? 0 : stage + 1;
       tile.await(work, tiles, next);
-      loader.load(stage);
+      tile.compute(work, tiles, next, loader, stage);
       stage = next;
-      tile.compute(work, tiles, stage);
     }
     tile.end(work, stage, PieceOutput<S>{cta, work});
     if (!work.piece.whole()) merge_if_last<S>(cta.p, cta.hooks, cta.slice(stage, 0));

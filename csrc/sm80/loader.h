@@ -36,10 +36,21 @@ struct Loader {
 
   // Starts the copies of the next tile, and the fetch of the page ids of the one after. The first call has no ids yet.
   __device__ __forceinline__ void load(int stage) {
+    if (ready) copy_slice<1>(cta.slice(stage, cta.warp()), 0);
+    advance(stage);
+  }
+  // The same in kParts steps, for the time between: many copies at once keep shared memory from those who compute.
+  template <int kParts>
+  __device__ __forceinline__ void load_part(int stage, int part) {
+    if (ready) copy_slice<kParts>(cta.slice(stage, cta.warp()), part);
+    if (part == kParts - 1) advance(stage);
+  }
+
+ private:
+  __device__ __forceinline__ void advance(int stage) {
     if (ready) {
-      copy_slice(cta.slice(stage, cta.warp));
-      if (cta.p.layout.positions != nullptr && cta.lane < S::kSlice) {
-        cta.positions(stage)[cta.warp * S::kSlice + cta.lane] = position;
+      if (cta.p.layout.positions != nullptr && cta.lane() < S::kSlice) {
+        cta.positions(stage)[cta.warp() * S::kSlice + cta.lane()] = position;
       }
       tiles.next(cta, work);
     }
@@ -49,7 +60,6 @@ struct Loader {
     commit_copies();
   }
 
- private:
   // Moves to the next piece that has a tile to load.
   __device__ __forceinline__ void find_piece() {
     while (work.next < cta.constants().stop && !tiles.has()) {
@@ -62,7 +72,7 @@ struct Loader {
 
   __device__ __forceinline__ void fetch_pages() {
     const Range any = work.any;
-    const int32_t slot = tiles.tile * S::kTileKv + cta.warp * S::kSlice + cta.lane % S::kSlice;
+    const int32_t slot = tiles.tile * S::kTileKv + cta.warp() * S::kSlice + cta.lane() % S::kSlice;
     // A token that nobody sees takes the page of one that is seen; nothing of it is copied.
     const int32_t seen = max(min(slot, any.end - 1), any.begin);
     const int32_t entry = cta.constants().block_size.divide(seen);
@@ -75,33 +85,36 @@ struct Loader {
   // Where the lane's token lies behind the cache's first, in bytes. Strides fit into 32 bits, offsets need not.
   __device__ __forceinline__ int64_t token_in(const CacheTensor& cache) const {
     constexpr int kBytes = sizeof(typename S::Kv);
-    return static_cast<int64_t>(block) * (static_cast<int32_t>(cache.stride_block) * kBytes) +
-           static_cast<int64_t>(offset) * (static_cast<int32_t>(cache.stride_slot) * kBytes);
+    return static_cast<int64_t>(block) * (anew(cache.stride_block) * kBytes) +
+           static_cast<int64_t>(offset) * (anew(cache.stride_slot) * kBytes);
   }
   __device__ __forceinline__ const char* head_of(const CacheTensor& cache) const {
     return static_cast<const char*>(cache.data) +
-           static_cast<int64_t>(work.head) * (static_cast<int32_t>(cache.stride_head) * sizeof(typename S::Kv));
+           static_cast<int64_t>(work.head) * (anew(cache.stride_head) * static_cast<int32_t>(sizeof(typename S::Kv)));
   }
 
-  __device__ __forceinline__ void copy_slice(char* slice) const {
+  template <int kParts>
+  __device__ __forceinline__ void copy_slice(char* slice, int part) const {
     const uint32_t keys = shared_address(slice);
     const uint32_t values = keys + S::kSlice * S::kPitchK;
     const int64_t token = token_in(cta.p.k);
     const char* k = head_of(cta.p.k);
     const char* v = head_of(cta.p.v);
-    const bool alike = cta.p.k.stride_block == cta.p.v.stride_block && cta.p.k.stride_slot == cta.p.v.stride_slot;
+    const bool alike =
+        anew(cta.p.k.stride_block) == cta.p.v.stride_block && anew(cta.p.k.stride_slot) == cta.p.v.stride_slot;
     if (S::kDim == S::kDimV && alike) {  // as caches mostly are: one offset for both
-      for_chunks<S::kDim>(token, [&](int64_t from, int copy, int row, int chunk, bool wanted) {
+      for_chunks<S::kDim, kParts>(part, token, [&](int64_t from, int copy, int row, int chunk, bool wanted) {
         copy_async(place<S::kDim, S::kPitchK>(keys, copy, row, chunk), k + from, wanted);
         copy_async(place<S::kDimV, S::kPitchV>(values, copy, row, chunk), v + from, wanted);
       });
     } else {
-      for_chunks<S::kDim>(token, [&](int64_t from, int copy, int row, int chunk, bool wanted) {
+      for_chunks<S::kDim, kParts>(part, token, [&](int64_t from, int copy, int row, int chunk, bool wanted) {
         copy_async(place<S::kDim, S::kPitchK>(keys, copy, row, chunk), k + from, wanted);
       });
-      for_chunks<S::kDimV>(token_in(cta.p.v), [&](int64_t from, int copy, int row, int chunk, bool wanted) {
-        copy_async(place<S::kDimV, S::kPitchV>(values, copy, row, chunk), v + from, wanted);
-      });
+      for_chunks<S::kDimV, kParts>(
+          part, token_in(cta.p.v), [&](int64_t from, int copy, int row, int chunk, bool wanted) {
+            copy_async(place<S::kDimV, S::kPitchV>(values, copy, row, chunk), v + from, wanted);
+          });
     }
   }
 
@@ -113,24 +126,26 @@ struct Loader {
   template <int kWidth>
   static constexpr int kRows = 32 / kChunks<kWidth>;
 
-  // copy(from, which, row, chunk, wanted) for every chunk of the slice's rows that falls to this lane: `from` is where
-  // it lies, behind a token at 0. `token` is that of the lane's token.
-  template <int kWidth, typename Copy>
-  __device__ __forceinline__ void for_chunks(int64_t token, Copy copy) const {
-    constexpr int kCopies = S::kSlice * kChunks<kWidth>;
-    const uint32_t lane = lane_anew();
+  // copy(from, which, row, chunk, wanted) for every chunk of the slice's rows that falls to this lane in this part of
+  // kParts: `from` is where it lies, behind a token at 0. `token` is that of the lane's token.
+  template <int kWidth, int kParts, typename Copy>
+  __device__ __forceinline__ void for_chunks(int part, int64_t token, Copy copy) const {
+    constexpr int kCopies = (S::kSlice * kChunks<kWidth> + 31) / 32;
+    constexpr int kCopiesOfPart = (kCopies + kParts - 1) / kParts;
+    const uint32_t lane = cta.lane();
 #pragma unroll
-    for (int i = 0; i < (kCopies + 31) / 32; ++i) {
-      const uint32_t index = i * 32 + lane;
+    for (int i = 0; i < kCopiesOfPart; ++i) {
+      const uint32_t which = part * kCopiesOfPart + i;
+      const uint32_t index = which * 32 + lane;
       uint32_t row = index / kChunks<kWidth>;
       uint32_t chunk = index % kChunks<kWidth>;
       if constexpr (kWholeRows<kWidth>) {
-        row = lane / kChunks<kWidth> + i * kRows<kWidth>;
+        row = lane / kChunks<kWidth> + which * kRows<kWidth>;
         chunk = lane % kChunks<kWidth>;
       }
       const int64_t from = __shfl_sync(0xffffffff, token, row) + chunk * 16;
-      if (kCopies % 32 != 0 && index >= kCopies) break;
-      copy(from, i, row, chunk, (valid & (1u << row)) != 0);
+      if (kCopiesOfPart * kParts * 32 != S::kSlice * kChunks<kWidth> && index >= S::kSlice * kChunks<kWidth>) break;
+      copy(from, which, row, chunk, (valid >> row & 1) != 0);
     }
   }
 

@@ -85,11 +85,11 @@ struct Merge {
     int32_t* flag = reinterpret_cast<int32_t*>(shared_memory + S::kFlagAt);
     __threadfence();
     __syncthreads();
-    if (cta.warp == 0) {
+    if (cta.warp() == 0) {
       int32_t pieces = 0;
-      for (int32_t i = cta.lane; i < count; i += 32) pieces += cta.plan().has_work(opener + i);
+      for (int32_t i = cta.lane(); i < count; i += 32) pieces += cta.plan().has_work(opener + i);
       pieces = __reduce_add_sync(0xffffffff, pieces);
-      if (cta.lane == 0) {
+      if (cta.lane() == 0) {
         int32_t* arrivals = cta.p.arrivals + cta.plan().peer(worker, opener);
         const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
         if (last) *arrivals = 0;  // ready for the next run
@@ -115,8 +115,8 @@ struct Merge {
     float* weights = reinterpret_cast<float*>(room);  // [kRound][rows]
     float* factors = weights + kRound * 16;           // [16]
     float* ends = factors + 16;                       // [16]: 1 / sum
-    const int my_row = threadIdx.x / 8;               // eight threads keep the state of a row
-    const int my_lane = threadIdx.x % 8;
+    const int my_row = thread_anew() / 8;             // eight threads keep the state of a row
+    const int my_lane = thread_anew() % 8;
     float highest = ATTNLOOM_NEG_INF;
     float sum = 0.0f;
     float4 merged[kPairs];
@@ -124,7 +124,7 @@ struct Merge {
     for (int pair = 0; pair < kPairs; ++pair) merged[pair] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int32_t begin = 0; begin < count; begin += kRound) {
       const int32_t pieces = min(kRound, count - begin);
-      for (int32_t index = threadIdx.x; index < pieces * rows; index += S::kThreads) {
+      for (int32_t index = thread_anew(); index < pieces * rows; index += S::kThreads) {
         const int32_t nth = begin + index / rows;
         const float* from = partial_lses(cta, slot(opener, nth)) + first;
         // Without softmax a state's LSE says no more than that it is there.
@@ -151,8 +151,8 @@ struct Merge {
       __syncthreads();
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        const int row = (threadIdx.x + pair * S::kThreads) / kQuads;
-        const int quad = (threadIdx.x + pair * S::kThreads) % kQuads;
+        const int row = (thread_anew() + pair * S::kThreads) / kQuads;
+        const int quad = (thread_anew() + pair * S::kThreads) % kQuads;
         if (row >= rows) continue;
         scale_quad(merged[pair], factors[row]);
 #pragma unroll 8
@@ -173,14 +173,14 @@ struct Merge {
     const OutputTile<S> tile{cta, work, first, weights + kMergeFloats};
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      const int row = (threadIdx.x + pair * S::kThreads) / kQuads;
-      const int quad = (threadIdx.x + pair * S::kThreads) % kQuads;
+      const int row = (thread_anew() + pair * S::kThreads) / kQuads;
+      const int quad = (thread_anew() + pair * S::kThreads) % kQuads;
       if (row >= rows) continue;
       scale_quad(merged[pair], ends[row]);
       tile.put(row, quad, merged[pair], factors[row]);
     }
     __syncthreads();
-    tile.transform(rows, threadIdx.x, S::kThreads);
+    tile.transform(rows, thread_anew(), S::kThreads);
     __syncthreads();
   }
 
@@ -188,13 +188,13 @@ struct Merge {
   static_assert((kMergeFloats + 16 * S::kPitchOut) * 4 <= S::kStageBytes, "a stage has room for the merge");
 
   static __device__ float max_of_eight(float value) {
-    const uint32_t lanes = 0xffu << (threadIdx.x % 32 / 8 * 8);
+    const uint32_t lanes = 0xffu << (thread_anew() % 32 / 8 * 8);
 #pragma unroll
     for (int step = 1; step < 8; step *= 2) value = fmaxf(value, __shfl_xor_sync(lanes, value, step));
     return value;
   }
   static __device__ float sum_of_eight(float value) {
-    const uint32_t lanes = 0xffu << (threadIdx.x % 32 / 8 * 8);
+    const uint32_t lanes = 0xffu << (thread_anew() % 32 / 8 * 8);
 #pragma unroll
     for (int step = 1; step < 8; step *= 2) value += __shfl_xor_sync(lanes, value, step);
     return value;

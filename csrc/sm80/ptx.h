@@ -42,12 +42,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint
                : "r"(address));
 }
 
-// The lane, anew: what is computed from it is not kept in registers over the main loop.
-__device__ __forceinline__ uint32_t lane_anew() {
-  uint32_t lane = threadIdx.x % 32;
-  asm volatile("" : "+r"(lane));
-  return lane;
+// A value that the compiler takes for new: what is computed from it is not kept in registers over the main loop.
+__device__ __forceinline__ int32_t anew(int64_t value) {
+  int32_t low = static_cast<int32_t>(value);
+  asm volatile("" : "+r"(low));
+  return low;
 }
+__device__ __forceinline__ uint32_t thread_anew() { return anew(threadIdx.x); }
 
 __device__ __forceinline__ int32_t load_shared(uint32_t address) {
   int32_t value;

@@ -52,14 +52,14 @@ struct Queries {
   static __device__ void load(const Cta<S>& cta, const Work<S>& work, uint32_t (&to)[S::kDim / 16][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int index = cta.lane / 4 + half * 8;
+      const int index = cta.lane() / 4 + half * 8;
       const bool valid = index < work.rows;
       const Row row(cta, work, valid ? index : 0);
 #pragma unroll
       for (int step = 0; step < S::kDim / 16; ++step) {
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          const int dim = step * 16 + query_dim<typename S::Key>(cta.lane % 4 * 2 + k * 8);
+          const int dim = step * 16 + query_dim<typename S::Key>(cta.lane() % 4 * 2 + k * 8);
           to[step][half + 2 * k] = valid ? row.pair(cta, work, dim) : 0;
         }
       }
@@ -97,7 +97,7 @@ struct Queries {
     constexpr int kChunks = S::kDim / 8;
     constexpr bool kAsTheyLie = !S::Variant::kHasQueryTransform && sizeof(typename S::Key) == 2;
 #pragma unroll 4
-    for (int index = threadIdx.x; index < rows * kChunks; index += S::kThreads) {
+    for (int index = thread_anew(); index < rows * kChunks; index += S::kThreads) {
       const int of = index / kChunks;
       const int chunk = index % kChunks;
       const bool valid = of < work.rows;

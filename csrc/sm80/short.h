@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "sm80/epilogue.h"
+#include "sm80/loader.h"
 #include "sm80/merge.h"
 #include "sm80/products.h"
 #include "sm80/queries.h"
@@ -55,17 +56,19 @@ struct Short {
     transform_slice(cta, work, tiles.tile, stage);
   }
 
-  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
-    const uint32_t keys = shared_address(cta.slice(stage, cta.warp));
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Loader<S>& loader,
+                                          int free_stage) {
+    loader.load(free_stage);
+    const uint32_t keys = shared_address(cta.slice(stage, cta.warp()));
     float score[1][2][4];
     multiply_keys<S, KeyMath, 1, 1>(
-        keys, cta.lane,
+        keys, cta.lane(),
         [&](int step, int, uint32_t (&fragment)[4]) {
           if constexpr (S::kQueriesInRegisters) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) fragment[i] = queries[step][i];
           } else {
-            Queries<S>::fragment(shared_address(shared_memory + S::kShortQueriesAt), 0, step, cta.lane, fragment);
+            Queries<S>::fragment(shared_address(shared_memory + S::kShortQueriesAt), 0, step, cta.lane(), fragment);
           }
         },
         score);
@@ -76,12 +79,12 @@ struct Short {
         for (int i = 0; i < 4; ++i) score[0][n][i] *= query_scale[i / 2];
       }
     }
-    const Columns<2> columns{tiles.tile * S::kTileKv + cta.warp * S::kSlice,
-                             shared_address(cta.positions(stage) + cta.warp * S::kSlice)};
+    const Columns<2> columns{tiles.tile * S::kTileKv + cta.warp() * S::kSlice,
+                             shared_address(cta.positions(stage) + cta.warp() * S::kSlice)};
     Softmax<S, 1, 2>::weigh(cta, work, 0, columns, columns.inside(work.band_free), tiles.is_full(cta), score, rows);
     uint32_t weights[1][4];
     pack_weights<ValueMath>(score[0][0], score[0][1], weights[0]);
-    add_values<S, ValueMath, 1>(keys + S::kSlice * S::kPitchK, cta.lane, weights, rows);
+    add_values<S, ValueMath, 1>(keys + S::kSlice * S::kPitchK, cta.lane(), weights, rows);
     __syncwarp();
   }
 
@@ -90,17 +93,17 @@ struct Short {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = rows[0].sum(half);
-      if (cta.lane % 4 == 0) {
-        float* state = cta.states() + (cta.warp * 16 + cta.lane / 4 + half * 8) * 2;
+      if (cta.lane() % 4 == 0) {
+        float* state = cta.states() + (cta.warp() * 16 + cta.lane() / 4 + half * 8) * 2;
         state[0] = rows[0].peak[half];
         state[1] = sum;
       }
     }
-    share_output(rows[0], cta.lane, output_of(stage, cta.warp));
+    share_output(rows[0], cta.lane(), output_of(stage, cta.warp()));
     __syncthreads();
     // The sum takes the place of the first warp's part, which nobody else reads.
     constexpr int kQuads = S::kDimV / 4;
-    for (int index = threadIdx.x; index < work.rows * kQuads; index += S::kThreads) {
+    for (int index = thread_anew(); index < work.rows * kQuads; index += S::kThreads) {
       const int row = index / kQuads;
       const int quad = index % kQuads;
       const RowWeights weights = weights_of(row);
@@ -113,7 +116,7 @@ struct Short {
       output.put(0, output_of(stage, 0), row, quad, sum, weights.lse);
     }
     __syncthreads();
-    output.transform(0, output_of(stage, 0), work.rows, threadIdx.x, S::kThreads);
+    output.transform(0, output_of(stage, 0), work.rows, thread_anew(), S::kThreads);
     if constexpr (S::Variant::kHasOutputTransform) __syncthreads();
   }
 

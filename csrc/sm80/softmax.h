@@ -97,7 +97,7 @@ struct Softmax {
                                                     Columns<kCount> columns, bool full, Scores& scores) {
 #pragma unroll
     for (int m = 0; m < 2 * kFragments; ++m) {
-      const uint32_t lane = lane_anew();
+      const uint32_t lane = cta.lane();
       const int index = row + lane / 4 + m * 8;
       const Folded folded = work.folded(cta, index);
       const int32_t q_pos = work.first_position + folded.query;
@@ -131,7 +131,7 @@ struct Softmax {
                                               Scores& scores) {
     const PlanHeader& header = cta.plan().header();
     const Band band = header.band;
-    const uint32_t lane = lane_anew();
+    const uint32_t lane = cta.lane();
     if (header.trimmed) {  // slots are at their own positions
 #pragma unroll
       for (int m = 0; m < 2 * kFragments; ++m) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "sm80/epilogue.h"
+#include "sm80/loader.h"
 #include "sm80/merge.h"
 #include "sm80/products.h"
 #include "sm80/queries.h"
@@ -28,7 +29,7 @@ struct Tall {
   Rows<S> rows[kFragments];
   bool free;  // the tile to compute is inside the band of all the warp's rows
 
-  __device__ int first_row() const { return cta.warp * 16 * kFragments; }
+  __device__ int first_row() const { return cta.warp() * 16 * kFragments; }
 
   __device__ void begin(Work<S>& work, bool any_tiles) {
     if (any_tiles) {
@@ -56,13 +57,15 @@ struct Tall {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Loader<S>& loader,
+                                          int free_stage) {
 #pragma unroll 1
     for (int part = 0; part < S::kTileKv / kPart; ++part) {
+      loader.template load_part<S::kTileKv / kPart>(free_stage, part);
       const Columns<2 * kSlices> columns{tiles.tile * S::kTileKv + part * kPart,
                                          shared_address(cta.positions(stage) + part * kPart)};
       if (!free && (columns.first >= work.any_of_warp.end || columns.first + kPart <= work.any_of_warp.begin)) continue;
-      const uint32_t lane = lane_anew();
+      const uint32_t lane = cta.lane();
       const uint32_t queries = shared_address(shared_memory + S::kTallQueriesAt + first_row() * S::kPitchQ);
       float score[kFragments][2 * kSlices][4];
       multiply_keys<S, typename S::Scalar, kSlices, kFragments>(
@@ -86,8 +89,8 @@ struct Tall {
 
   __device__ void end(const Work<S>& work, int stage, const PieceOutput<S>& output) {
     __syncthreads();  // every warp is done with the stage
-    float* mine = reinterpret_cast<float*>(cta.slice(stage, cta.warp));
-    float* lses = cta.states() + cta.warp * 32;
+    float* mine = reinterpret_cast<float*>(cta.slice(stage, cta.warp()));
+    float* lses = cta.states() + cta.warp() * 32;
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) {
 #pragma unroll
@@ -100,23 +103,23 @@ struct Tall {
           rows[m].out[i][half * 2] *= factor;
           rows[m].out[i][half * 2 + 1] *= factor;
         }
-        if (cta.lane % 4 == 0) {
-          lses[cta.lane / 4 + half * 8] = sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2;
+        if (cta.lane() % 4 == 0) {
+          lses[cta.lane() / 4 + half * 8] = sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2;
         }
       }
-      share_output(rows[m], cta.lane, mine);
+      share_output(rows[m], cta.lane(), mine);
       __syncwarp();
       constexpr int kQuads = S::kDimV / 4;
       const int first = first_row() + m * 16;
       const int count = min(16, work.rows - first);
-      for (int index = cta.lane; index < count * kQuads; index += 32) {
+      for (int index = cta.lane(); index < count * kQuads; index += 32) {
         const int row = index / kQuads;
         const int quad = index % kQuads;
         output.put(first, mine, row, quad, *reinterpret_cast<const float4*>(mine + output_at<S>(row, quad * 4)),
                    lses[row]);
       }
       __syncwarp();
-      output.transform(first, mine, count, cta.lane, 32);
+      output.transform(first, mine, count, cta.lane(), 32);
       if constexpr (S::Variant::kHasOutputTransform) __syncwarp();
     }
   }

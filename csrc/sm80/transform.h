@@ -41,13 +41,13 @@ __device__ void transform_rows(const Cta<S>& cta, const Work<S>& work, int32_t f
     float values[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int dim = i * 32 + cta.lane;
+      const int dim = i * 32 + cta.lane();
       values[i] = visible && dim < kWidth ? hook(vector, dim, kv_pos, slot) : 0.0f;
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int dim = i * 32 + cta.lane;
+      const int dim = i * 32 + cta.lane();
       if (dim < kWidth) {
         *reinterpret_cast<Scalar*>(row + SharedRow<Scalar>::byte_of(dim, sizeof(Scalar), token & 7)) =
             static_cast<Scalar>(values[i]);
@@ -61,9 +61,9 @@ template <typename S>
 __device__ __forceinline__ void transform_slice(const Cta<S>& cta, const Work<S>& work, int32_t tile, int stage) {
   using Variant = typename S::Variant;
   if constexpr (Variant::kHasKeyTransform || Variant::kHasValueTransform) {
-    char* slice = cta.slice(stage, cta.warp);
-    const int32_t first = tile * S::kTileKv + cta.warp * S::kSlice;
-    const int32_t* positions = work.positions == nullptr ? nullptr : cta.positions(stage) + cta.warp * S::kSlice;
+    char* slice = cta.slice(stage, cta.warp());
+    const int32_t first = tile * S::kTileKv + cta.warp() * S::kSlice;
+    const int32_t* positions = work.positions == nullptr ? nullptr : cta.positions(stage) + cta.warp() * S::kSlice;
     __syncwarp();
     if constexpr (Variant::kHasKeyTransform) {
       transform_rows<S, S::kDim, S::kPitchK>(

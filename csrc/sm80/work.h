@@ -8,6 +8,7 @@
 #include "common/request.h"
 #include "common/visible.h"
 #include "planner/plan.h"
+#include "sm80/ptx.h"
 #include "sm80/shape.h"
 
 namespace attnloom {
@@ -52,8 +53,9 @@ template <typename S>
 struct Cta {
   const AttentionParams& p;
   const typename S::HookParams& hooks;
-  const uint32_t lane = threadIdx.x % 32;
-  const uint32_t warp = threadIdx.x / 32;
+
+  __device__ __forceinline__ uint32_t lane() const { return thread_anew() % 32; }
+  __device__ __forceinline__ uint32_t warp() const { return thread_anew() / 32; }
 
   // Sets the constants; the CTA must synchronise afterwards.
   __device__ void prepare() const {
@@ -74,8 +76,8 @@ struct Cta {
   }
   __device__ float* states() const { return reinterpret_cast<float*>(shared_memory + S::kStatesAt); }  // [warps][16][2]
   // Of the warp: what it loads, and what it computes.
-  __device__ Work<S>& loading() const { return works()[warp]; }
-  __device__ Work<S>& computing() const { return works()[S::kWarps + warp]; }
+  __device__ Work<S>& loading() const { return works()[warp()]; }
+  __device__ Work<S>& computing() const { return works()[S::kWarps + warp()]; }
 
  private:
   __device__ Work<S>* works() const { return reinterpret_cast<Work<S>*>(shared_memory + S::kWorksAt); }
@@ -239,7 +241,7 @@ struct KvTiles {
   __device__ void look(const Cta<S>& cta, const Work<S>& work, int32_t from) {
     base = from;
     TileKind kind = kHiddenTile;
-    if (base + cta.lane < end) kind = tile_kind(cta.p.block_mask, work.queries(cta), S::kTileKv, base + cta.lane);
+    if (base + cta.lane() < end) kind = tile_kind(cta.p.block_mask, work.queries(cta), S::kTileKv, base + cta.lane());
     seen = __ballot_sync(0xffffffff, kind != kHiddenTile);
     full = __ballot_sync(0xffffffff, kind == kFullTile);
   }
