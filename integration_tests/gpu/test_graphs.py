@@ -168,6 +168,26 @@ def test_a_captured_layer_with_a_plan_from_outside() -> None:
         problem.check()
 
 
+def test_a_declared_range_is_planned_in_the_graph() -> None:
+    """The variant's own planner, with parameters that change between replays."""
+    engine = engine_of(variants.PrefixLM())
+    problem = Problem([3, 1], [900, 5], longest=900)
+    prefix = torch.tensor([10, 1], dtype=torch.int32, device="cuda")
+    params = {"prefix_lengths": prefix}
+
+    def step(out: Tensor) -> None:
+        plan = engine.plan(problem.indptr, problem.layout, total_q=4, params=params)
+        engine.run(plan, problem.q, problem.k, problem.v, params=params, out=out)
+
+    graph = captured(lambda: step(problem.out))
+    for lengths in ([900, 1], [0, 5], [300, 0]):
+        prefix.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        expected = torch.empty_like(problem.out)
+        step(expected)
+        assert torch.equal(problem.out, expected)
+
+
 def test_compiled_without_a_break() -> None:
     """torch.compile takes planning from outside and the layer as one operator, also in its own CUDA graphs."""
     torch._dynamo.reset()
