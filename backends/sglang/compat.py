@@ -23,6 +23,8 @@ _NEEDED = (
     ("sglang.srt.plugins.hook_registry", "HookRegistry.register", "lists of backends are closed"),
     ("sglang.srt.plugins.hook_registry", "HookType.AROUND", "lists of backends are closed"),
     ("sglang.srt.utils.common", "support_triton", "the name decides who writes the token table"),
+    ("sglang.srt.runtime_context", "get_exec", "it knows the chosen backend"),
+    ("sglang.srt.runtime_context", "get_spec", "it knows how drafts are verified"),
     ("sglang.srt.mem_cache.allocation", "get_last_loc", "the name decides who reads the token table"),
     ("sglang.srt.speculative.draft_utils", "DraftBackendFactory.create_decode_backend", "drafting has backends"),
     ("sglang.srt.speculative.draft_utils", "DraftBackendFactory.create_draft_extend_backend", "drafting has backends"),
@@ -44,6 +46,7 @@ _LAYER_ARGUMENTS = (
     "attn_type",
     "use_irope",
     "prefix",
+    "use_prefill_attention_wrapper",  # 0.5.23: which code calls the backend
 )
 
 

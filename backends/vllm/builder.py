@@ -6,17 +6,19 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, SinkFullAttentionSpec
 
 from attnloom.adapters.page_table import paged_layout, ragged_layout
+from attnloom.backends.vllm.device_steps import DeviceSteps
 from attnloom.backends.vllm.impl import AttnloomImpl
 from attnloom.backends.vllm.lengths import host_kv_lengths, host_query_indptr
 from attnloom.backends.vllm.metadata import AttnloomMetadata
 from attnloom.core.block_mask import BlockMask
+from attnloom.core.layout import BlockSparseLayout
+from attnloom.core.plan import Plan
 
 
 class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
@@ -59,18 +61,53 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
         longest = vllm_config.model_config.max_model_len
         kept = {key: impl.kept_mask(longest) for key, impl in self.planners[True].items()}
         self.masks = {key: mask for key, mask in kept.items() if mask is not None}
+        self.steps = DeviceSteps(self.page_size, device)
+        self.sinks = [pair for impl in impls.values() if (pair := impl.converted_sinks()) is not None]
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Any batch: one kernel and one grid serve every mixture, and a graph reads the step's own plan.
+
+        No graphs with drafts, whose runners build metadata for a graph without saying so, nor for encoder-only layers,
+        whose keys lie elsewhere each step.
+        """
+        on_cpu = vllm_config.device_config.device_type == "cpu"
+        if on_cpu or vllm_config.speculative_config is not None or isinstance(kv_cache_spec, EncoderOnlyAttentionSpec):
+            return AttentionCGSupport.NEVER
+        return AttentionCGSupport.ALWAYS
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnloomMetadata:
         """The layout and the plans of one step.
 
+        On a CPU from the lengths there; on a GPU from the lengths there, of which the host knows nothing.
+
         Raises:
             NotImplementedError: if causality differs from request to request within the step.
         """
-        common = common_attn_metadata
+        return self._build(common_attn_metadata, capture=False)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> AttnloomMetadata:
+        """The same for a step that is to be captured: later steps of its shape have their plans at its addresses."""
+        return self._build(common_attn_metadata, capture=True)
+
+    def _build(self, common: Any, capture: bool) -> AttnloomMetadata:
         if not isinstance(common.causal, bool):
             raise NotImplementedError(
                 "attnloom does not support steps in which some requests are causal and others are not"
             )
+        if self.device.type == "cpu":
+            layout, plans = self._on_host(common)
+        else:
+            layout, plans = self._on_device(common, capture)
+        return AttnloomMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            causal=common.causal,
+            layout=layout,
+            slot_mapping=common.slot_mapping,
+            plans=plans,
+        )
+
+    def _on_host(self, common: Any) -> tuple[BlockSparseLayout, dict[Hashable, Plan]]:
         indptr = host_query_indptr(common)
         if self.keys_are_in_pages:
             lengths = common.seq_lens[: common.num_reqs]
@@ -79,24 +116,32 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
         else:
             layout = ragged_layout(common.query_start_loc[: common.num_reqs + 1])
             kv_lens = indptr[1:] - indptr[:-1]
-        return AttnloomMetadata(
-            num_actual_tokens=common.num_actual_tokens,
-            causal=common.causal,
-            layout=layout,
-            slot_mapping=common.slot_mapping,
-            plans={
-                key: impl.engines[common.causal].plan(
-                    indptr, layout, kv_lens=kv_lens, params=impl.params(), block_mask=self._mask(key, kv_lens)
-                )
-                for key, impl in self.planners[common.causal].items()
-            },
-        )
+        longest = int(kv_lens.max()) if self.masks and kv_lens.numel() else 0
+        return layout, {
+            key: impl.engines[common.causal].plan(
+                indptr, layout, kv_lens=kv_lens, params=impl.params(), block_mask=self._mask(key, longest)
+            )
+            for key, impl in self.planners[common.causal].items()
+        }
 
-    def _mask(self, key: Hashable, kv_lens: Tensor) -> BlockMask | None:
+    def _on_device(self, common: Any, capture: bool) -> tuple[BlockSparseLayout, dict[Hashable, Plan]]:
+        if self.sinks:
+            # Weights may be loaded again at any moment; the kernel reads float32.
+            torch._foreach_copy_([copy for copy, _ in self.sinks], [loaded for _, loaded in self.sinks])
+        if self.keys_are_in_pages:
+            layout = self.steps.layout(common.block_table_tensor, common.seq_lens[: common.num_reqs])
+        else:
+            layout = ragged_layout(common.query_start_loc[: common.num_reqs + 1], common.num_actual_tokens)
+        # A mask stays where it is, whatever of it is known: a capture need not know all that its replays will.
+        longest = 1 if capture else max(int(common.max_seq_len), 1)
+        return layout, {
+            key: self.steps.plan(impl, key, common, layout, self._mask(key, longest), capture)
+            for key, impl in self.planners[common.causal].items()
+        }
+
+    def _mask(self, key: Hashable, longest: int) -> BlockMask | None:
         mask = self.masks.get(key)
-        if mask is None or not kv_lens.numel() or (longest := int(kv_lens.max())) == 0:
-            return None
-        return mask.up_to(longest)
+        return None if mask is None or longest == 0 else mask.up_to(longest)
 
 
 def _impls(layers: dict[str, Any]) -> dict[str, AttnloomImpl]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,8 +15,9 @@ from attnloom import Attention, append_kv
 from attnloom.adapters.page_table import split_interleaved_cache
 from attnloom.backends.features import kept_mask, layer_params, plan_id
 from attnloom.backends.vllm.metadata import AttnloomMetadata
+from attnloom.backends.vllm.support import cache_dtype
 from attnloom.backends.vllm.variant import chosen_variants, layer_variant
-from attnloom.core.params import ordered
+from attnloom.core.params import Value, ordered
 from attnloom.core.position_mask import PositionMask
 
 # Named so that it shows under vLLM's own logging configuration.
@@ -64,7 +66,15 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
 
         self.encoder_only = attn_type == AttentionType.ENCODER_ONLY
         self.dtype = torch.get_default_dtype()
+        self.cache_dtype = cache_dtype(kv_cache_dtype, self.dtype)
         self.device = torch.get_default_device()
+        # On a GPU kernels read the sinks at one address, in graphs too; the builder keeps what lies there up to date.
+        self._kernel_sinks = sinks
+        if sinks is not None and sinks.dtype != torch.float32 and self.device.type != "cpu":
+            self._kernel_sinks = sinks.detach().to(torch.float32)
+        self._params: dict[str, Any] | None = None
+        self._plan_ids: dict[bool, Hashable] = {}
+        self._split: tuple[weakref.ref[Tensor], Tensor, Tensor] | None = None
         self.chosen = chosen_variants()
         self.engines: dict[bool, Attention] = {}
         if not self.chosen.by_layer:
@@ -90,6 +100,7 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
                 self.num_kv_heads,
                 self.head_size,
                 dtype=self.dtype,
+                kv_dtype=self.cache_dtype,
                 variant=layer_variant(
                     causal=causal,
                     sliding_window=self.sliding_window,
@@ -106,7 +117,9 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
         sizes |= {"head_dim": self.head_size, "head_dim_v": self.head_size}
         variant = self.engines[True].variant
         try:
-            ordered(variant.params, variant.captures, self.params(), sizes)
+            device = self.engines[True].device
+            captures = {name: _on(device, value) for name, value in variant.captures.items()}
+            ordered(variant.params, captures, self.params(), sizes, device)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{' and '.join(table.place for table in tables)}: {variant.name}: {error}") from error
         if tables:
@@ -115,12 +128,23 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
 
     def params(self) -> dict[str, Any]:
         """The variant's run-time parameters that the layer itself has, by name."""
-        return layer_params(
-            self.engines[True].variant,
-            logit_cap=self.logits_soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
-        )
+        if self._params is None:
+            params = layer_params(
+                self.engines[True].variant,
+                logit_cap=self.logits_soft_cap,
+                alibi_slopes=self.alibi_slopes,
+                sinks=self._kernel_sinks,
+            )
+            if self.device.type == "cpu":
+                return params
+            self._params = params
+        return self._params
+
+    def converted_sinks(self) -> tuple[Tensor, Tensor] | None:
+        """On a GPU: the sinks as kernels read them, and the weights they are a copy of; None where there is no copy."""
+        if self.sinks is None or self._kernel_sinks is None or self._kernel_sinks is self.sinks:
+            return None
+        return self._kernel_sinks, self.sinks
 
     def kept_mask(self, length: int) -> PositionMask | None:
         """The block mask of causal steps, where the variant has one that serves every step."""
@@ -128,7 +152,24 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
 
     def plan_id(self, causal: bool) -> Hashable:
         """Layers with the same one share a plan. A range that the variant declares may depend on its parameters."""
-        return plan_id(self.engines[causal], (self.logits_soft_cap, self.alibi_slopes, self.sinks))
+        found = self._plan_ids.get(causal)
+        if found is None:
+            own = (self.logits_soft_cap, self.alibi_slopes, self.sinks)
+            found = self._plan_ids[causal] = plan_id(self.engines[causal], own)
+        return found
+
+    def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the layer's cache, the same views as long as it is the same cache."""
+        if self._split is None or self._split[0]() is not kv_cache:
+            typed = kv_cache if kv_cache.dtype == self.cache_dtype else kv_cache.view(self.cache_dtype)
+            self._split = (weakref.ref(kv_cache), *split_interleaved_cache(typed, self.head_size))
+        return self._split[1:]
+
+    def _scales(self, layer: Any) -> tuple[float | None, float | None]:
+        """Of an eight-bit cache."""
+        if self.cache_dtype == self.dtype:
+            return None, None
+        return layer._k_scale_float, layer._v_scale_float
 
     def forward(
         self,
@@ -162,10 +203,21 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
         if self.encoder_only:
             keys, values = key.unsqueeze(1), value.unsqueeze(1)
         else:
-            keys, values = split_interleaved_cache(kv_cache, self.head_size)
+            keys, values = self._halves(kv_cache)
         engine = self.engines[attn_metadata.causal]
         plan = attn_metadata.plans[self.plan_id(attn_metadata.causal)]
-        engine.run(plan, query, keys, values, sm_scale=self.scale, params=self.params(), out=output)
+        k_scale, v_scale = self._scales(layer)
+        engine.run(
+            plan,
+            query,
+            keys,
+            values,
+            sm_scale=self.scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            params=self.params(),
+            out=output,
+        )
         return output
 
     def do_kv_cache_update(
@@ -183,6 +235,13 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
         # Encoder-only layers keep no cache, and a layer that shares another layer's cache finds it written.
         if self.encoder_only or self.kv_sharing_target_layer_name is not None or kv_cache.numel() == 0:
             return
-        keys, values = split_interleaved_cache(kv_cache, self.head_size)
+        keys, values = self._halves(kv_cache)
         tokens = slot_mapping.shape[0]
-        append_kv(key[:tokens], value[:tokens], keys, values, slot_mapping)
+        if key.shape[0] != tokens:
+            key, value = key[:tokens], value[:tokens]
+        k_scale, v_scale = self._scales(layer)
+        append_kv(key, value, keys, values, slot_mapping, k_scale=k_scale, v_scale=v_scale)
+
+
+def _on(device: torch.device, value: Value) -> Value:
+    return value.to(device) if isinstance(value, Tensor) else value
