@@ -76,12 +76,13 @@ def DocumentMask() -> Variant:
             "const int end = params.document_end.at(request, max(q_pos, 0));\n"
             "return (q_pos >= 0) & (kv_pos >= begin) & (kv_pos < end);"
         ),
+        # Past the documents begin and end are 0. The first queries of a tile that reaches there may still be inside.
         visible=(
-            "return Range{params.document_begin.at(request, max(q_first, 0)),"
-            " params.document_end.at(request, max(q_last, 0))};"
+            "const int end = params.document_end.at(request, max(q_last, 0));\n"
+            "return Range{params.document_begin.at(request, max(q_first, 0)), end > 0 ? end : kv_len};"
         ),
         mask_free=(
-            "if (q_first < 0) return Range{0, 0};\n"
+            "if ((q_first < 0) | (params.document_end.at(request, max(q_last, 0)) < 1)) return Range{0, 0};\n"
             "return Range{params.document_begin.at(request, q_last), params.document_end.at(request, q_first)};"
         ),
     )

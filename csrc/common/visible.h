@@ -37,14 +37,14 @@ ATTNLOOM_HD Range intersect(Range a, Range b) {
   return {begin < end ? begin : end, end};
 }
 
-// Kind of a KV tile for all queries of a tile, which may lie in several query blocks. Past the mask's end the variant
-// decides: nobody compares lengths that only the device knows.
+// Kind of a KV tile for all queries of a tile, which may lie in several query blocks. Before position 0 and past the
+// mask's end the variant decides: nobody compares lengths that only the device knows.
 ATTNLOOM_HD TileKind tile_kind(const BlockMask& mask, const QueryTile& tile, int32_t tile_kv, int32_t kv_tile) {
   const int32_t last = tile.last / tile_kv;
-  if (last >= mask.q_blocks || kv_tile >= mask.kv_blocks) return kPartialTile;
+  if (tile.first < 0 || last >= mask.q_blocks || kv_tile >= mask.kv_blocks) return kPartialTile;
   bool any = false;
   bool all = true;
-  for (int32_t block = tile.first > 0 ? tile.first / tile_kv : 0; block <= last; ++block) {
+  for (int32_t block = tile.first / tile_kv; block <= last; ++block) {
     const uint8_t kind =
         mask.kinds[tile.request * mask.stride_request + static_cast<int64_t>(block) * mask.kv_blocks + kv_tile];
     any |= kind != kHiddenTile;

@@ -80,6 +80,21 @@ def test_skipping_tiles_changes_nothing_but_the_work(causal: bool, num_workers: 
     assert executed["range"] < (1.01 if causal else 0.8) * executed["all"]
 
 
+def test_queries_before_the_first_position() -> None:
+    """More queries than keys: those at negative positions see what the mask says of them, not what block 0 sees."""
+    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
+    indptr, layout, q, k, v = problem(generator)
+    layout.lengths.copy_(torch.tensor([300, 0, 33, 20]))
+    near = Variant("near", logits_mask="return (q_pos >= 0) & (abs(q_pos - kv_pos) < 300);")
+    engine = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=near)
+    skipping = engine.plan(indptr, layout, num_workers=5, block_mask=engine.block_mask(512))
+    out, lse = engine.run(skipping, q, k, v, return_lse=True)
+    expected, expected_lse = engine.run(engine.plan(indptr, layout, num_workers=5), q, k, v, return_lse=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    assert bool((lse[:400] == -torch.inf).all())
+
+
 def test_a_plan_with_a_block_mask_is_right_for_shorter_true_lengths() -> None:
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     indptr, layout, q, k, v = problem(generator)

@@ -222,6 +222,21 @@ def test_catalogue(name: str, num_workers: int) -> None:
     check(case, _problem(), num_workers)
 
 
+@pytest.mark.parametrize("num_workers", [1, 7])
+def test_queries_after_the_last_document_see_nothing(num_workers: int) -> None:
+    """And those before them in their tile see their own."""
+    case, problem = CASES["documents"], make_problem([160, 3], [165, 14], num_qo_heads=HEADS, num_kv_heads=KV_HEADS)
+    lengths = [[90, 70], [5, 7]]
+
+    def seen(at: At) -> Array:
+        bounds = np.cumsum([0, *lengths[at.request]])
+        document = [np.searchsorted(bounds, positions, side="right") for positions in (at.q_pos, at.kv_pos)]
+        return (document[0] == document[1]) & (at.q_pos < bounds[-1])
+
+    params = variants.documents(lengths)
+    check(dataclasses.replace(case, hooks=Hooks(logits_mask=seen), params=params), problem, num_workers, split=False)
+
+
 @pytest.mark.parametrize("name", SKIPPING)
 def test_hidden_tiles_are_not_planned(name: str) -> None:
     case, problem = CASES[name], _problem()
