@@ -20,7 +20,8 @@ struct Tall {
   static constexpr bool kTall = true;
   static constexpr int kStages = S::kTallStages;
   static constexpr int kFragments = S::kFragments;
-  static constexpr int kSlices = 2;  // of the KV tile at once: scores take registers
+  // Slices of the KV tile at once: scores take registers, and hooks on them more.
+  static constexpr int kSlices = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : 2;
   static constexpr int kPart = kSlices * S::kSlice;
 
   const Cta<S>& cta;
