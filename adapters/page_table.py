@@ -28,15 +28,16 @@ def paged_layout(page_table: Tensor, lengths: Tensor, page_size: int) -> BlockSp
     return BlockSparseLayout.from_page_table(page_table[: lengths.shape[0]], lengths, page_size)
 
 
-def ragged_layout(indptr: Tensor) -> BlockSparseLayout:
+def ragged_layout(indptr: Tensor, num_tokens: int | None = None) -> BlockSparseLayout:
     """The layout of requests whose KV is not in pages but lies end to end in one [tokens, heads, dim] tensor.
 
     Every token is a block of its own; seen as a cache, the tensor is [tokens, 1, heads, dim].
 
     Args:
         indptr: int32 [requests + 1]; request r holds tokens indptr[r] ... indptr[r + 1] - 1.
+        num_tokens: at least indptr[-1]; None: indptr[-1], for which a GPU is waited for.
     """
-    tokens = int(indptr[-1])
+    tokens = int(indptr[-1]) if num_tokens is None else num_tokens
     indices = torch.arange(tokens, dtype=torch.int32, device=indptr.device)
     lengths = (indptr[1:] - indptr[:-1]).to(torch.int32)
     return BlockSparseLayout(block_size=1, starts=indptr[:-1].to(torch.int64), lengths=lengths, indices=indices)

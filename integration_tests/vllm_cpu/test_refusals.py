@@ -50,8 +50,8 @@ def test_served(changes: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"head_size": 72}, "head_size 72 is not supported, only 64, 80, 96, 112, 128, 192, 256"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 is not supported yet"),
-        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype float16 is not supported yet"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 is not supported here"),
+        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype float16 is not supported here"),
         ({"attn_type": "encoder"}, "attention type encoder is not supported"),
         ({"use_mla": True}, "MLA"),
         ({"use_sparse": True}, "sparse attention"),
@@ -95,7 +95,7 @@ def test_engines_stop_before_they_are_healthy(tmp_path: Path) -> None:
     ]
     said = run_program("integration_tests.vllm_cpu.refuse", tasks, tmp_path)
     words = [
-        "kv_cache_dtype fp8 is not supported yet",
+        "kv_cache_dtype fp8 is not supported here",
         "VLLM_BATCH_INVARIANT is not supported yet",
         "KV connectors",
         "head_size 32 is not supported",
@@ -123,4 +123,4 @@ def test_vllm_serve_exits_with_the_reason(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode != 0
-    assert "kv_cache_dtype fp8 is not supported yet" in done.stdout + done.stderr
+    assert "kv_cache_dtype fp8 is not supported here" in done.stdout + done.stderr

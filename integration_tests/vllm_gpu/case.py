@@ -1,0 +1,99 @@
+"""Models on a GPU in one process: the same prompts through attnloom and vLLM's own backends.
+
+    python -m integration_tests.vllm_gpu.case CASES.json RESULTS.json
+
+A case: `name`, `model` (a name of models/tiny.py, or a folder), `prompts` (lists of token ids), `max_tokens`, `engine`
+(arguments of vllm.LLM), `backends`. A result: the case's name, and for each backend what it answered and who ran, or
+`error`, a traceback. Results are written after each case, and a line for each is printed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from integration_tests.models import tiny
+from integration_tests.vllm_gpu.compare import summary
+
+FOLDER = Path(os.environ.get("ATTNLOOM_TEST_MODELS", "/tmp/attnloom-models"))
+
+
+def folder_of(model: str) -> str:
+    """A tiny model's, built if need be; or the folder itself."""
+    return str(tiny.build(model, FOLDER)) if model in tiny.MODELS else model
+
+
+def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
+    """One engine: for each prompt the greedy tokens, and at each of them the five likeliest with their logprobs."""
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    began = time.perf_counter()
+    settings = {
+        "dtype": "float16",
+        "max_model_len": 1024,
+        "kv_cache_memory_bytes": 256 << 20,
+        "gpu_memory_utilization": 0.3,
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": True,
+        "seed": 0,
+        **case.get("engine", {}),
+    }
+    llm = LLM(
+        model=folder_of(case["model"]),
+        attention_config={"backend": backend},
+        worker_extension_cls="integration_tests.vllm_gpu.probe.Probe",
+        **settings,
+    )
+    started = time.perf_counter() - began
+    (before,) = llm.collective_rpc("probe_attention")
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=case["max_tokens"], ignore_eos=True, logprobs=5, detokenize=False
+    )
+    inputs = [{"prompt_token_ids": ids} for ids in case["prompts"]]
+    answers = []
+    for output in llm.generate(inputs, sampling, use_tqdm=False):
+        done = output.outputs[0]
+        steps = [{str(token): found.logprob for token, found in step.items()} for step in done.logprobs]
+        answers.append({"tokens": list(done.token_ids), "logprobs": steps})
+    (after,) = llm.collective_rpc("probe_attention")
+    del llm
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    return {
+        "answers": answers,
+        "start_s": started,
+        "runner": after["runner"],
+        "impls": after["impls"],
+        "layers": after["layers"],
+        "captured": after["captured"],
+        "runs_at_start": before["runs"],
+        "runs": after["runs"],
+    }
+
+
+def main() -> None:
+    """Run the cases named on the command line."""
+    source, target = map(Path, sys.argv[1:])
+    results: list[dict[str, Any]] = []
+    for case in json.loads(source.read_text()):
+        result: dict[str, Any] = {"name": case["name"]}
+        for backend in case["backends"]:
+            try:
+                result[backend] = run_backend(case, backend)
+            except Exception:
+                result[backend] = {"error": traceback.format_exc()}
+                print(f"== {case['name']} {backend}", *traceback.format_exc().splitlines()[:60], sep="\n", flush=True)
+        results.append(result)
+        target.write_text(json.dumps(results))
+        print(summary(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
