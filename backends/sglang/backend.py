@@ -61,9 +61,7 @@ class AttnloomAttnBackend(AttentionBackend):
         parents = dict(self.runner.model.named_modules())
         found = {name: module for name, module in parents.items() if isinstance(module, RadixAttention)}
         if found and self.chosen.tables:
-            self.chosen.check_names(found)
-            if getattr(self.runner, "tp_size", 1) > 1:
-                self.chosen.check_one_rank()
+            self._check_choice(found)
         for name, module in found.items():
             served = self._served(module, name)
             # SGLang hands sinks over with every call; models keep them beside the layer.
@@ -77,6 +75,18 @@ class AttnloomAttnBackend(AttentionBackend):
             engines = [engine for served in self.layers.values() for engine in served.engines.values()]
             kinds = ", ".join(sorted({engine.variant.name for engine in engines}))
             logger.info("Attention backend attnloom serves %d layers: %s", len(found), kinds)
+
+    def _check_choice(self, layers: dict[str, Any]) -> None:
+        """Custom variants act in every step and on every rank alike, or the server stops."""
+        self.chosen.check_names(layers)
+        if getattr(self.runner, "tp_size", 1) > 1:
+            self.chosen.check_one_rank()
+        backends = set(self.runner.server_args.get_attention_backends())
+        if len(backends) > 1:
+            raise NotImplementedError(
+                f"{self.chosen.tables[0].place}: variants need attnloom for prefill and for decode, got "
+                f"{' and '.join(sorted(backends))}: the other one would compute the model's own attention"
+            )
 
     def _make_verify_mask(self) -> Any | None:
         """A tree mask without the prefix, for SGLang to fill: the full one takes a byte a draft and KV token."""

@@ -297,10 +297,28 @@ def check_what_is_refused(case: object) -> None:
     made.run(made.layer())
 
 
+def check_a_sglang_whose_names_moved(case: object) -> None:
+    """Choosing attnloom there stops with the name; SGLang would only log what a plugin raises."""
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    from attnloom.backends.sglang import compat, plugin
+
+    made, needed = fixture(), compat._NEEDED
+    try:
+        compat._NEEDED = (*needed, ("sglang.srt.layers.radix_attention", "RadixAttention.gone", "it was there"))
+        plugin.register()
+        refused("RadixAttention.gone is missing", lambda: ATTENTION_BACKENDS["attnloom"](made.runner))
+    finally:
+        compat._NEEDED = needed
+        plugin.register()
+    made.backend = ATTENTION_BACKENDS["attnloom"](made.runner)
+    close(made.run(made.layer()), made.expected())
+
+
 def refused(words: str, function: Any) -> None:
     try:
         function()
-    except NotImplementedError as error:
+    except (NotImplementedError, RuntimeError) as error:
         assert words in str(error), f"{words!r} is not in {error}"
     else:
         raise AssertionError(f"nothing was refused with {words!r}")
