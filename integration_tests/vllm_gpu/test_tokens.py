@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from integration_tests.models import smollm2
 from integration_tests.running import ROOT, run_program
+from integration_tests.vllm_gpu import real
 from integration_tests.vllm_gpu.cases import CASES
 from integration_tests.vllm_gpu.compare import agreement
 
@@ -81,3 +83,18 @@ def test_answers(runner: str, tmp_path: Path) -> None:
         assert ("v1.worker.gpu.model_runner" in result["CUSTOM"]["runner"]) == (runner == "1")
         check_who_ran(result["CUSTOM"], graphs="graphs" in result["name"])
         check_answers(result, limits[result["name"]])
+
+
+def test_real_weights(tmp_path: Path) -> None:
+    """SmolLM2 in decode graphs says what it says with FLASH_ATTN, and it makes sense."""
+    try:
+        smollm2.gguf_file()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    case = real.case()
+    (result,) = run_program("integration_tests.vllm_gpu.case", [case], tmp_path, environment("1"), timeout=300)
+    assert "error" not in result["CUSTOM"], result["CUSTOM"].get("error")
+    check_who_ran(result["CUSTOM"], graphs=True)
+    check_answers(result, BOUND)
+    words = real.tokenizer()
+    assert "Paris" in words.decode(result["CUSTOM"]["answers"][0]["tokens"])
