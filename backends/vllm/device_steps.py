@@ -29,7 +29,7 @@ class DeviceSteps:
     def __init__(self, page_size: int, device: torch.device) -> None:
         self.page_size = page_size
         self.device = device
-        self._starts: dict[int, Tensor] = {}
+        self._starts: dict[int, list[Tensor]] = {}
         self._captured: dict[tuple[Hashable, ...], Plan] = {}
 
     def layout(self, page_table: Tensor, lengths: Tensor) -> BlockSparseLayout:
@@ -41,14 +41,14 @@ class DeviceSteps:
         """
         rows, columns = lengths.shape[0], page_table.shape[1]
         pitch = page_table.stride(0)
-        starts = self._starts.get(pitch)
-        if starts is None or starts.shape[0] < rows:
-            # A graph that was captured with shorter ones reads those: its plan keeps them.
+        made = self._starts.setdefault(pitch, [])
+        if not made or made[-1].shape[0] < rows:
+            # Graphs that were captured with the shorter ones read those: they stay.
             room = max(256, 1 << max(rows - 1, 0).bit_length())
-            starts = self._starts[pitch] = torch.arange(room, dtype=torch.int64, device=self.device) * pitch
+            made.append(torch.arange(room, dtype=torch.int64, device=self.device) * pitch)
         span = (rows - 1) * pitch + columns if rows and columns else 0
         indices = page_table.as_strided((span,), (1,))
-        return BlockSparseLayout(self.page_size, starts[:rows], lengths, indices)
+        return BlockSparseLayout(self.page_size, made[-1][:rows], lengths, indices)
 
     def plan(
         self,
