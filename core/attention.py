@@ -143,6 +143,7 @@ class Attention:
         }
         self._block_masks: dict[tuple[object, ...], tuple[BlockMask, list[Value]]] = {}
         self._validate = validating()
+        self._plain = not (self.variant.params or self._validate)  # nothing to pack, nothing to look at
         self._packed = PackedParams()
         self.direct: DirectPath | None = None
         if self.device.type == "cuda":
@@ -420,7 +421,10 @@ class Attention:
         """
         if self.direct is not None and not torch.compiler.is_compiling():
             scales, flags = (sm_scale, k_scale, v_scale), (return_lse, return_state)
-            return self._run_direct(self.direct, plan, q, k_cache, v_cache, scales, params, out, flags)
+            if out is None or params is not None or not self._plain or return_lse or return_state:
+                return self._run_direct(self.direct, plan, q, k_cache, v_cache, scales, params, out, flags)
+            self.direct.run(self, plan, q, k_cache, v_cache, scales, flags, out, False, None, NO_HOOKS)
+            return out
         self.check_plan(plan)
         layout = plan.layout
         if layout is None:
@@ -474,28 +478,25 @@ class Attention:
         flags: tuple[bool, bool],
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """:meth:`run` on a GPU: arguments that were checked before are not checked again."""
+        self.check_plan(plan)
         if self._validate:
             self.check_run(plan, q, k_cache, v_cache, scales, out, flags)
         return_lse, return_state = flags
+        hooks = NO_HOOKS
+        if params is not None or self.variant.params:
+            words = self._packed.get(
+                params, plan.num_requests, lambda: self._values_and_words(params, plan.num_requests)
+            )
+            hooks = ctypes.addressof(words)
+        fresh = out is None
+        if out is None:
+            check_tensor("q", q)
+            dtype = torch.float32 if return_state else self.dtype
+            out = q.new_empty((plan.total_q, self.num_qo_heads, self.head_dim_v), dtype=dtype)
         lse = None
-        try:
-            hooks = NO_HOOKS
-            if params is not None or self.variant.params:
-                words = self._packed.get(
-                    params, plan.num_requests, lambda: self._values_and_words(params, plan.num_requests)
-                )
-                hooks = ctypes.addressof(words)
-            fresh = out is None
-            if out is None:
-                dtype = torch.float32 if return_state else self.dtype
-                out = q.new_empty((plan.total_q, self.num_qo_heads, self.head_dim_v), dtype=dtype)
-            if (return_lse or return_state) and self.variant.use_softmax:
-                lse = q.new_empty((plan.total_q, self.num_qo_heads), dtype=torch.float32)
-            direct.run(self, plan, q, k_cache, v_cache, scales, flags, out, fresh, lse, hooks)
-        except AttributeError:
-            self.check_run(plan, q, k_cache, v_cache, scales, out, flags)  # says what is no tensor, or no plan
-            raise
-        launch.count_run()
+        if (return_lse or return_state) and self.variant.use_softmax:
+            lse = out.new_empty((plan.total_q, self.num_qo_heads), dtype=torch.float32)
+        direct.run(self, plan, q, k_cache, v_cache, scales, flags, out, fresh, lse, hooks)
         if return_state:
             return out, lse
         return out if lse is None else (out, lse)

@@ -18,6 +18,7 @@ from torch import Tensor
 from attnloom.core.arena import floats, stream_arenas
 from attnloom.core.checks import ALIGNMENT, check_aligned, check_cache_strides
 from attnloom.core.errors import AttnloomError
+from attnloom.core.launch import count_run
 from attnloom.core.streams import capturing, current_device, current_stream
 from attnloom.core.templates import (
     ARENA_AT,
@@ -96,32 +97,36 @@ class DirectPath:
             lse: contiguous, or None.
             hooks: address of the variant's packed parameters, on the host.
         """
-        # Written out, not called: this is what a layer costs.
-        template = self._last
-        if template is None or not (
-            template.thread == get_ident()
-            and (template.plan() is plan or self._follow(engine, template, plan))
-            and (q.shape, q.stride(), q.dtype, q.get_device()) == template.q
-            and (
-                template.out is None
-                if fresh
-                else (out.shape, out.stride(), out.dtype, out.get_device()) == template.out
-            )
-            and flags == template.flags
-            and given == template.scales
-        ):
-            template = self._find(engine, plan, q, k_cache, v_cache, given, flags, out, fresh)
-        caches = self._caches.get(id(k_cache))
-        if (
-            caches is None
-            or caches.k() is not k_cache
-            or caches.v() is not v_cache
-            or caches.k_at != k_cache.data_ptr()
-            or caches.v_at != v_cache.data_ptr()
-            or caches.block_size != template.numbers[2]
-        ):
-            engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)
-            caches = self._keep(k_cache, v_cache, template.numbers[2])
+        try:
+            # Written out, not called: this is what a layer costs.
+            template = self._last
+            if template is None or not (
+                template.thread == get_ident()
+                and ((template.plan() is plan and plan is not None) or self._follow(engine, template, plan))
+                and (q.shape, q.stride(), q.dtype, q.get_device()) == template.q
+                and (
+                    template.out is None
+                    if fresh
+                    else (out.shape, out.stride(), out.dtype, out.get_device()) == template.out
+                )
+                and flags == template.flags
+                and given == template.scales
+            ):
+                template = self._find(engine, plan, q, k_cache, v_cache, given, flags, out, fresh)
+            caches = self._caches.get(id(k_cache))
+            if (
+                caches is None
+                or caches.k() is not k_cache
+                or caches.v() is not v_cache
+                or caches.k_at != k_cache.data_ptr()
+                or caches.v_at != v_cache.data_ptr()
+                or caches.block_size != template.numbers[2]
+            ):
+                engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)
+                caches = self._keep(k_cache, v_cache, template.numbers[2])
+        except AttributeError:
+            engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says what is no tensor
+            raise
         self._launch(template, caches, q, out, lse, hooks)
 
     def run_op(
@@ -181,7 +186,8 @@ class DirectPath:
             check_aligned("out", out, template.out_alignment)
         stream = current_stream(self._index)
         words = template.words
-        room = None if capturing() else self._rooms.get(stream)
+        # The legacy default stream cannot be captured.
+        room = None if stream and capturing() else self._rooms.get(stream)
         if room is None or room is not template.room:
             workers = template.numbers[1]
             room = self._arenas.reserve(stream, workers * self._floats_of_worker, workers)
@@ -198,6 +204,7 @@ class DirectPath:
         error = self._kernel(template.argument)
         if error:
             raise AttnloomError(f"{self._name}: the kernel was not launched: CUDA error {error}")
+        count_run()
 
     def _follow(self, engine: Attention, template: Template, plan: Plan) -> bool:
         """Whether a template serves another plan; if so, it is that plan's from now on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 _library = torch.library.Library("attnloom", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
-    "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, SymInt block_size, Tensor? block_kinds, "
-    "Tensor[] hook_tensors, Scalar[] hook_scalars, int engine, int num_workers, "
-    "float sm_scale, float k_scale, float v_scale, bool unfinished) -> ()"
+    "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, Tensor? block_kinds, Tensor[] hook_tensors, "
+    # engine, num_workers, block_size, unfinished, sm_scale, k_scale, v_scale, then the scalars of the variant: torch
+    # takes a fifth of a microsecond for an argument, and less for an entry of a list.
+    "Scalar[] numbers) -> ()"
 )
 _engines: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
 _next_handle = 0
@@ -62,14 +63,16 @@ def attention_op(
         layout.lengths,
         layout.indices,
         layout.positions,
-        layout.block_size,
         None if plan.block_mask is None else plan.block_mask.kinds,
         [value for value in values if isinstance(value, Tensor)],
-        [value for value in values if not isinstance(value, Tensor)],
-        engine.handle,
-        plan.num_workers,
-        *scales,
-        unfinished,
+        [
+            engine.handle,
+            plan.num_workers,
+            layout.block_size,
+            int(unfinished),
+            *scales,
+            *[value for value in values if not isinstance(value, Tensor)],
+        ],
     )
 
 
@@ -97,17 +100,11 @@ def _run(
     lengths: Tensor,
     indices: Tensor,
     positions: Tensor | None,
-    block_size: int,
     block_kinds: Tensor | None,
     hook_tensors: list[Tensor],
-    hook_scalars: list[float | int],
-    engine: int,
-    num_workers: int,
-    sm_scale: float,
-    k_scale: float,
-    v_scale: float,
-    unfinished: bool,
+    numbers: list[Any],
 ) -> None:
+    engine, num_workers, block_size, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
     found = _find(engine)
     # While compiling there were no addresses to check.
     check_aligned("k_cache", k_cache)
@@ -124,7 +121,7 @@ def _run(
         (q, k_cache, v_cache, out, lse),
         words,
         (sm_scale, k_scale, v_scale),
-        unfinished,
+        bool(unfinished),
     )
 
 
@@ -139,17 +136,11 @@ def _run_cuda(
     lengths: Tensor,
     indices: Tensor,
     positions: Tensor | None,
-    block_size: int,
     block_kinds: Tensor | None,
     hook_tensors: list[Tensor],
-    hook_scalars: list[float | int],
-    engine: int,
-    num_workers: int,
-    sm_scale: float,
-    k_scale: float,
-    v_scale: float,
-    unfinished: bool,
+    numbers: list[Any],
 ) -> None:
+    engine, num_workers, block_size, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
     found = _find(engine)
     direct = found.direct
     assert direct is not None
@@ -159,8 +150,7 @@ def _run_cuda(
         hooks = ctypes.addressof(words)
     of_plan = plan_words(plan, starts, lengths, indices, positions, block_size, block_kinds)
     scales = (sm_scale, k_scale, v_scale)
-    direct.run_op(of_plan, q, k_cache, v_cache, scales, unfinished, out, lse, hooks, num_workers, block_size)
-    launch.count_run()
+    direct.run_op(of_plan, q, k_cache, v_cache, scales, bool(unfinished), out, lse, hooks, num_workers, block_size)
 
 
 def _fake(*_: object) -> None:

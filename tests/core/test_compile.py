@@ -112,11 +112,9 @@ def test_opcheck() -> None:
         "block_kinds": None,
         "hook_tensors": [],
     }
-    numbers = {"block_size": layout.block_size, "hook_scalars": [], "engine": engine.handle}
-    numbers["num_workers"] = plan.num_workers
-    scales = {"sm_scale": 0.125, "k_scale": 1.0, "v_scale": 1.0}
+    numbers = [engine.handle, plan.num_workers, layout.block_size, 0, 0.125, 1.0, 1.0]
     operator = torch.ops.attnloom.attention.default
-    torch.library.opcheck(operator, (), {**tensors, **numbers, **scales, "unfinished": False})
+    torch.library.opcheck(operator, (), {**tensors, "numbers": numbers})
 
 
 def test_the_operator_writes_only_rows_of_the_batch() -> None:

@@ -238,6 +238,17 @@ def test_caches_are_known_by_where_they_lie(path: Callable[[Kernel], DirectPath]
     assert kernel.launched[1].k.data == k.data_ptr() and kernel.launched[1].k.stride_block == 2048
 
 
+def test_no_plan_is_not_the_plan_that_is_gone(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel, engine = Kernel(), Engine()
+    made, tensors = path(kernel), step()
+    launch(made, tensors, plan_of(), engine)
+    gc.collect()
+    before = engine.checks
+    with pytest.raises(AttributeError):
+        launch(made, tensors, None, engine)  # type: ignore[arg-type]
+    assert engine.checks == before + 1 and len(kernel.launched) == 1  # a real engine's check says more
+
+
 def test_plans_and_caches_are_not_kept_alive(path: Callable[[Kernel], DirectPath]) -> None:
     made, tensors, plan = path(Kernel()), step(), plan_of()
     launch(made, tensors, plan)
