@@ -58,7 +58,7 @@ def refusals() -> list[str]:
     if not reasons:
         reasons = _moved_fields()
     if reasons:
-        reasons.append(f"sglang {_version()} is installed, attnloom was made with 0.5.17")
+        reasons.append(f"sglang {_version()} is installed, attnloom goes with 0.5.17 to 0.5.23")
     return reasons
 
 
