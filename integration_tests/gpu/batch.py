@@ -14,7 +14,7 @@ from integration_tests.gpu.cases import Case
 from integration_tests.gpu.kernels import Kernel
 from integration_tests.gpu.oracle import Request
 from integration_tests.gpu.storage import DEVICE, bits, caches, poisoned
-from integration_tests.gpu.variant_cases import Params, Shape
+from integration_tests.gpu.variant_cases import Params, Shape, packed_from
 
 SPARE_ROWS = 3
 _SPARE_BLOCKS = 4
@@ -111,7 +111,10 @@ def _masks(case: Case, kernel: Kernel) -> list[Tensor] | None:
         return None
     shapes = list(zip(case.qo_lens, case.kv_lens, strict=True))
     if case.trees is None:
-        return [torch.rand(queries, length, device=DEVICE) < 0.4 for queries, length in shapes]
+        masks = [torch.rand(queries, length, device=DEVICE) < 0.4 for queries, length in shapes]
+        for mask in masks:
+            mask[:, : packed_from(mask)] = True
+        return masks
     masks = []
     for parents, (queries, length) in zip(case.trees, shapes, strict=True):
         mask = torch.zeros(queries, length, dtype=torch.bool)

@@ -295,9 +295,14 @@ def _prefixes(shape: Shape) -> Params:
     return {"prefix_lengths": torch.tensor(lengths, dtype=torch.int32, device=DEVICE)}
 
 
+def packed_from(mask: Tensor) -> int:
+    """Keys before it take no bits: every query sees them."""
+    return mask.shape[1] // 2
+
+
 def _packed(shape: Shape) -> Params:
     assert shape.masks is not None
-    begins = [mask.shape[1] // 2 for mask in shape.masks]
+    begins = [packed_from(mask) for mask in shape.masks]
     return pack_masks([mask[:, begin:] for mask, begin in zip(shape.masks, begins, strict=True)], begins, device=DEVICE)
 
 
