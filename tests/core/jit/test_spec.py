@@ -36,3 +36,8 @@ def test_sources_are_distinct(names: tuple[str, ...]) -> None:
 def test_something_is_compiled(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="at least one"):
         ModuleSpec("m", tuple(Source(name, "") for name in names))
+
+
+def test_a_target_is_validated() -> None:
+    with pytest.raises(ValueError, match=r"ModuleSpec.target='90a; rm'"):
+        ModuleSpec("x", (Source("x.cu", ""),), "sm80", "90a; rm")
