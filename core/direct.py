@@ -33,12 +33,14 @@ from attnloom.core.templates import (
     Caches,
     Template,
     looks_of,
+    plan_words,
     words_of,
 )
 from attnloom.core.tiles import Tiles
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention
+    from attnloom.core.op import Call
     from attnloom.core.plan import Plan
 
 _MOST = 4096  # templates, or pairs of caches, that are kept
@@ -131,37 +133,29 @@ class DirectPath:
 
     def run_op(
         self,
-        of_plan: memoryview,
+        call: Call,
         q: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        scales: tuple[float, float, float],
-        unfinished: bool,
         out: Tensor,
         lse: Tensor | None,
+        plan: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
         hooks: int,
-        num_workers: int,
-        block_size: int,
     ) -> None:
         """The same for the operator, whose arguments were checked when the call was traced.
 
         Args:
-            of_plan: see :func:`plan_words`.
+            call: its numbers.
+            plan: the plan's buffer, the layout's arrays and the block mask's kinds.
         """
-        numbers = (-1, num_workers, block_size)
-        flags = (unfinished, unfinished)
         template = self._last_of_op
         if template is None or not (
-            template.thread == get_ident()
+            template.call is call
+            and template.thread == get_ident()
             and (q.shape, q.stride(), q.dtype, q.get_device()) == template.q
             and (out.shape, out.stride(), out.dtype, out.get_device()) == template.out
-            and (flags, scales, numbers) == (template.flags, template.scales, template.numbers)
         ):
-            key = (get_ident(), looks_of(q), looks_of(out), flags, scales, numbers)
-            template = self._templates.get(key)
-            if template is None:
-                template = self._make(key, q, out, False, scales, scales, flags, numbers)
-            self._last_of_op = template
+            template = self._find_of_op(call, q, out)
         caches = self._caches.get(id(k_cache))
         if (
             caches is None
@@ -170,9 +164,33 @@ class DirectPath:
             or caches.k_at != k_cache.data_ptr()
             or caches.v_at != v_cache.data_ptr()
         ):
-            caches = self._keep(k_cache, v_cache, block_size)
-        template.words[PLAN_AT] = of_plan
+            caches = self._keep(k_cache, v_cache, call.block_size)
+        buffer, starts, lengths, indices, positions, kinds = plan
+        known = template.tensors
+        if (
+            known is None
+            or known[0]() is not buffer
+            or known[1]() is not starts
+            or known[2]() is not lengths
+            or known[3]() is not indices
+            or positions is not None
+            or kinds is not None
+        ):
+            template.words[PLAN_AT] = plan_words(buffer, starts, lengths, indices, positions, call.block_size, kinds)
+            bare = positions is None and kinds is None
+            template.tensors = tuple(weakref.ref(each) for each in (buffer, starts, lengths, indices)) if bare else None
         self._launch(template, caches, q, out, lse, hooks)
+
+    def _find_of_op(self, call: Call, q: Tensor, out: Tensor) -> Template:
+        numbers = (-1, call.num_workers, call.block_size)
+        flags = (call.unfinished, call.unfinished)
+        key = (get_ident(), looks_of(q), looks_of(out), flags, call.scales, numbers)
+        template = self._templates.get(key)
+        if template is None:
+            template = self._make(key, q, out, False, call.scales, call.scales, flags, numbers)
+        template.call = call
+        self._last_of_op = template
+        return template
 
     def _launch(
         self, template: Template, caches: Caches, q: Tensor, out: Tensor, lse: Tensor | None, hooks: int

@@ -19,7 +19,7 @@ from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_aligned
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.params import Value, pack
-from attnloom.core.templates import NO_HOOKS, plan_words
+from attnloom.core.templates import NO_HOOKS
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention
@@ -33,7 +33,7 @@ _library.define(
     # takes a fifth of a microsecond for an argument, and less for an entry of a list.
     "Scalar[] numbers) -> ()"
 )
-_engines: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
+_engines: dict[int, weakref.ref[Attention]] = {}  # a WeakValueDictionary takes four times as long to ask
 _next_handle = 0
 
 
@@ -41,8 +41,9 @@ def register_engine(engine: Attention) -> int:
     """The number under which the operator finds an engine while it lives."""
     global _next_handle
     _next_handle += 1
-    _engines[_next_handle] = engine
-    return _next_handle
+    handle = _next_handle
+    _engines[handle] = weakref.ref(engine, lambda _: _engines.pop(handle, None))
+    return handle
 
 
 def attention_op(
@@ -77,7 +78,8 @@ def attention_op(
 
 
 def _find(handle: int) -> Attention:
-    found = _engines.get(handle)
+    reference = _engines.get(handle)
+    found = None if reference is None else reference()
     if found is None:
         raise RuntimeError(f"engine={handle}: expected one that still lives; keep it beside the compiled function")
     return found
@@ -140,17 +142,37 @@ def _run_cuda(
     hook_tensors: list[Tensor],
     numbers: list[Any],
 ) -> None:
-    engine, num_workers, block_size, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
-    found = _find(engine)
-    direct = found.direct
+    global _last
+    call = _last
+    if call is None or call.numbers != numbers:
+        call = _last = Call(numbers)
+    engine = call.engine()
+    if engine is None:
+        engine = _find(numbers[0])  # says that it is gone
+    direct = engine.direct
     assert direct is not None
     hooks = NO_HOOKS
-    if found.variant.params:
-        words = pack(found.variant.params, _values(found, hook_tensors, hook_scalars))
+    if engine.variant.params:
+        words = pack(engine.variant.params, _values(engine, hook_tensors, call.hook_scalars))
         hooks = ctypes.addressof(words)
-    of_plan = plan_words(plan, starts, lengths, indices, positions, block_size, block_kinds)
-    scales = (sm_scale, k_scale, v_scale)
-    direct.run_op(of_plan, q, k_cache, v_cache, scales, bool(unfinished), out, lse, hooks, num_workers, block_size)
+    direct.run_op(call, q, k_cache, v_cache, out, lse, (plan, starts, lengths, indices, positions, block_kinds), hooks)
+
+
+class Call:
+    """The numbers of a call, and whose they are: the layers of a step have the same ones."""
+
+    __slots__ = ("block_size", "engine", "hook_scalars", "num_workers", "numbers", "scales", "unfinished")
+
+    def __init__(self, numbers: list[Any]) -> None:
+        self.numbers = list(numbers)
+        handle, self.num_workers, self.block_size, unfinished, *rest = numbers
+        self.unfinished = bool(unfinished)
+        self.scales = (float(rest[0]), float(rest[1]), float(rest[2]))
+        self.hook_scalars: list[float | int] = rest[3:]
+        self.engine = weakref.ref(_find(handle))
+
+
+_last: Call | None = None
 
 
 def _fake(*_: object) -> None:

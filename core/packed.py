@@ -37,8 +37,10 @@ class PackedParams:
             num_requests: some shapes depend on it.
             make: checks and packs; returns the values in the order of declaration, and the words.
         """
-        given = () if params is None else tuple(params.values())
-        key = (num_requests, *(params or ()), *(id(value) if isinstance(value, Tensor) else value for value in given))
+        key: tuple[object, ...] = (num_requests,)
+        if params is not None:
+            given = [id(value) if isinstance(value, Tensor) else value for value in params.values()]
+            key = (num_requests, *params, *given)
         try:
             kept = self._kept.get(key)
         except TypeError:  # something that is no parameter: the checks say what

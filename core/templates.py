@@ -75,6 +75,7 @@ class Template:
 
     __slots__ = (
         "argument",
+        "call",
         "flags",
         "numbers",
         "out",
@@ -84,7 +85,7 @@ class Template:
         "q",
         "room",
         "scales",
-        "stream",
+        "tensors",
         "thread",
         "words",
     )
@@ -117,7 +118,9 @@ class Template:
         params.num_workers = numbers[1]
         self.argument = ctypes.byref(params)
         self.room: object = None
-        self.stream = 0
+        # Of the operator: its numbers, and the plan's tensors where there are no others.
+        self.call: object = None
+        self.tensors: tuple[weakref.ref[Tensor], ...] | None = None
 
 
 def plan_words(
