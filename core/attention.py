@@ -283,7 +283,7 @@ class Attention:
         Computed once for the same arguments; parameters that change their content afterwards need a new engine.
 
         Args:
-            length: positions to cover, rounded up to a power of two.
+            length: positions to cover, rounded up to a power of two and to a whole block.
             num_requests: 1: one mask for all requests; more, where the mask depends on the request.
             params: the variant's parameters.
 
@@ -297,7 +297,7 @@ class Attention:
         if any(re.search(r"\b[qk]v?_index\b", text) for text in self.variant.texts("logits_mask")):
             raise ValueError(f"block_mask: the mask of {self.variant.name} is over q_index and kv_index, not positions")
         values = self._values(params, num_requests)
-        length = 1 << (length - 1).bit_length()
+        length = 1 << (max(length, self.tiles.tile_kv) - 1).bit_length()
         key = (length, num_requests, *(id(value) if isinstance(value, Tensor) else value for value in values))
         if key not in self._block_masks:
             blocks = -(-length // self.tiles.tile_kv)
@@ -402,8 +402,7 @@ class Attention:
             q: ``[>= total_q, num_qo_heads, head_dim]``, any strides, last dimension contiguous; on a GPU base and
                 strides are multiples of 16 bytes.
             k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, any strides that are multiples of 16
-                bytes, last dimension contiguous; views of larger buffers will do. On a GPU the strides of blocks and
-                slots are below 2 GiB.
+                bytes, last dimension contiguous; views of larger buffers will do. On a GPU strides are below 2 GiB.
             sm_scale: factor of q . k, default ``head_dim ** -0.5``.
             k_scale, v_scale: factors of the caches, default 1.
             params: the variant's parameters by name.

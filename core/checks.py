@@ -11,7 +11,7 @@ ALIGNMENT = 16
 """Bytes that bases and strides of caches are multiples of: what one vector load of a kernel takes."""
 
 LARGEST_STRIDE = 2**31 - 1
-"""Bytes. CUDA kernels multiply a block and a slot by strides of 32 bits; the products have 64 (csrc/sm80/loader.h)."""
+"""Bytes. CUDA kernels multiply indices by strides of 32 bits; the products have 64 (csrc/sm80/loader.h)."""
 
 
 def check_tensor(
@@ -54,8 +54,8 @@ def check_aligned(name: str, value: Tensor, alignment: int = ALIGNMENT) -> None:
 
 
 def check_cache_strides(name: str, cache: Tensor) -> None:
-    """A block and a slot of a cache on a GPU are less than 2 GiB apart from the next; offsets may be longer."""
-    for dim in (0, 1):
+    """Blocks, slots and heads of a cache on a GPU are less than 2 GiB apart; offsets may be longer."""
+    for dim in range(3):
         length = cache.stride(dim) * cache.element_size()
         if cache.shape[dim] > 1 and length > LARGEST_STRIDE:
             raise ValueError(

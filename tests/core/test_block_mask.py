@@ -107,6 +107,17 @@ def test_a_plan_with_a_block_mask_is_right_for_shorter_true_lengths() -> None:
     torch.testing.assert_close(out.double(), expected(indptr, layout, q, k, v, causal=False), atol=1e-5, rtol=1e-5)
 
 
+def test_a_mask_for_a_few_positions_is_whole_in_its_block() -> None:
+    """It covers the block, and a longer request may come."""
+    near = Variant("near", right=0, logits_mask="return q_pos - kv_pos < 20;")
+    engine = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=near)
+    mask = engine.block_mask(3)
+    assert mask.covers(64) and torch.equal(mask.kinds, engine.block_mask(64).kinds)
+    position = torch.arange(64)
+    dense = position[:, None] - position[None, :] < 20
+    assert torch.equal(mask.kinds, BlockMask.from_dense(dense, 64).kinds)
+
+
 def test_the_computed_block_mask_is_the_dense_one_in_blocks() -> None:
     engine = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=CHUNKED_MASK)
     mask = engine.block_mask(500, params={"chunk": CHUNK})
