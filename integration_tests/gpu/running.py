@@ -65,7 +65,7 @@ def plan_of(engine: Attention, case: Case, batch: Batch) -> Plan:
     params = batch.params or None
     mask = None
     if case.block_mask:
-        longest = max([1, *case.planned])
+        longest = max([1, *case.planned, *case.kv_lens])
         mask = engine.block_mask(longest, num_requests=len(case.kv_lens), params=params)
     host = torch.tensor(case.planned, dtype=torch.int32)
     common = {"num_workers": case.num_workers, "params": params, "block_mask": mask}

@@ -60,13 +60,11 @@ def test_pages_past_two_to_the_31_elements(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("kernel", FAR, ids=str)
-@pytest.mark.parametrize("heads_first", [False, True])
-def test_strides_up_to_two_gib(kernel: Kernel, heads_first: bool) -> None:
-    """Blocks almost 2 GiB apart; or whole heads further than that, which a head's base takes."""
-    size = kernel.kv_dtype.itemsize
-    strides = ((2**31 - 16) // size, HEADS * DIM, DIM, 1)
-    if heads_first:
-        strides = (PAGE * DIM, DIM, 2**31 // size + 16, 1)
+@pytest.mark.parametrize("dim", range(3))
+def test_strides_up_to_two_gib(kernel: Kernel, dim: int) -> None:
+    """Blocks, slots or heads almost 2 GiB apart."""
+    strides = [PAGE * HEADS * DIM, HEADS * DIM, DIM, 1]
+    strides[dim] = (2**31 - 16) // kernel.kv_dtype.itemsize
     count = 6
     shape = (count, PAGE, HEADS, DIM)
     needed = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
@@ -83,9 +81,8 @@ def test_longer_strides_and_masks_without_a_use_are_refused() -> None:
     indptr = torch.tensor([0, 1], dtype=torch.int32)
     plan = engine.plan(indptr, layout, kv_lens=lengths)
     q = torch.zeros(1, HEADS * GROUP, DIM, dtype=BF16, device=DEVICE)
-    k = torch.empty(2**30 + 2**16, dtype=BF16, device=DEVICE).as_strided(
-        (2, PAGE, HEADS, DIM), (2**30, HEADS * DIM, DIM, 1)
-    )
+    room = torch.empty(2**30 + 2**16, dtype=BF16, device=DEVICE)
+    k = room.as_strided((2, PAGE, HEADS, DIM), (2**30, HEADS * DIM, DIM, 1))
     with pytest.raises(ValueError, match=rf"k_cache\.stride\(\)=.* at most {2**31 - 1} bytes, dimension 0 has {2**31}"):
         engine.run(plan, q, k, k)
     mask = BlockMask(torch.full((1, 1, 1), 2, dtype=torch.uint8, device=DEVICE), 64)
@@ -162,15 +159,15 @@ def test_plans_grow_linearly(capsys: pytest.CaptureFixture[str]) -> None:
     for requests in (1000, 5000, 20_000):
         engine, indptr, lengths, layout = decode(requests)
         on_device = indptr.to(DEVICE)
-        torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         plan = engine.plan(on_device, layout, total_q=requests)
-        taken = torch.cuda.memory_allocated() - before
+        taken, read = torch.cuda.memory_allocated() - before, plan.buffer.numel() * 4
+        del plan
         host = median_seconds(lambda e=engine, i=indptr, n=lengths, at=layout: e.plan(i, at, kv_lens=n))
         device = median_seconds(lambda e=engine, i=on_device, r=requests, at=layout: e.plan(i, at, total_q=r))
         grown.append((taken, host, device))
         lines.append(
-            f"{requests:6d} requests: plan {taken} bytes on the GPU, kernels read {plan.buffer.numel() * 4}; "
+            f"{requests:6d} requests: plan {taken} bytes on the GPU, kernels read {read}; "
             f"host planner {host * 1e6:.0f} us with its copy, device planner {device * 1e6:.0f} us"
         )
     with capsys.disabled():
