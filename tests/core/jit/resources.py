@@ -30,6 +30,13 @@ TABLE = Path(__file__).with_name("resources.json")
 TARGETS = ("80", "90a", "100", "120")
 
 _HOOKED = variants.SoftCap() & variants.Sinks() & variants.PackedMask()
+_ALL = _HOOKED & Variant(
+    "vectors",
+    query_transform="return query[dim] * 2.0f;",
+    key_transform="return key[dim] + 0.5f * key[dim ^ 1];",
+    value_transform="return value[dim] + 0.5f * value[dim ^ 1];",
+    output_transform="return output[dim] + 0.5f * output[dim ^ 1];",
+)
 # (q dtype, cache dtype, head_dim, variant). Targets other than Hopper compile the first few only: they differ from it
 # in what ptxas does, not in what it is given.
 _KERNELS: dict[str, tuple[torch.dtype, torch.dtype, int, Variant]] = {
@@ -43,6 +50,9 @@ _KERNELS: dict[str, tuple[torch.dtype, torch.dtype, int, Variant]] = {
     "bf16, 128, prefix": (torch.bfloat16, torch.bfloat16, 128, variants.PrefixLM()),
     "bf16, 128, sigmoid": (torch.bfloat16, torch.bfloat16, 128, variants.Sigmoid(0.5) & variants.Causal()),
     "bf16, 128, rope": (torch.bfloat16, torch.bfloat16, 128, variants.RoPE(128) & variants.Causal()),
+    "bf16, e4m3, 128, rope": (torch.bfloat16, torch.float8_e4m3fn, 128, variants.RoPE(128) & variants.Causal()),
+    "bf16, 128, all hooks": (torch.bfloat16, torch.bfloat16, 128, _ALL),
+    "f16, e5m2, 192, causal": (torch.float16, torch.float8_e5m2, 192, variants.Causal()),
 }
 _EVERYWHERE = ("bf16, 128, causal", "bf16, 128, hooks")
 
