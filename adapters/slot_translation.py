@@ -24,24 +24,38 @@ class TranslatedTable:
 
     def __init__(self, table: TokenTable) -> None:
         """Args:
-        table: slots of the full pool.
+        table: slots of the full pool, on the host.
         """  # noqa: D205
         self.full = table
         self.table = TokenTable(torch.zeros_like(table.slots), table.pitch)
 
-    def layout(self, rows: Tensor, lengths: Tensor, columns: Tensor, mapping: Tensor) -> BlockSparseLayout:
-        """Translate the last columns of each request; where the KV of windowed layers lies.
+    def after_new_tokens(self, rows: Tensor, lengths: Tensor, mapping: Tensor) -> BlockSparseLayout:
+        """Translate the last slot of each request; where the KV of windowed layers lies.
 
         Args:
             rows: integer ``[requests]``, the table's row of each request.
-            lengths: int32 ``[requests]``, KV tokens of each, its queries included.
-            columns: int32 ``[requests]``, how many of them to translate, at most all.
+            lengths: int32 ``[requests]``, KV tokens of each, at least 1.
             mapping: integer, from a slot of the full pool to one of the other.
         """
         layout = self.table.layout(rows, lengths)
-        columns = torch.minimum(lengths, columns).to(torch.int64)
-        before = torch.cumsum(columns, 0) - columns
-        entries = torch.repeat_interleave(layout.starts + lengths - columns - before, columns)
-        entries += torch.arange(entries.shape[0], device=entries.device)
+        entries = layout.starts + lengths - 1
         self.table.slots[entries] = mapping[self.full.slots[entries]].to(torch.int32)
+        return layout
+
+    def after_any_step(self, rows: Tensor, lengths: Tensor, columns: Tensor, mapping: Tensor) -> BlockSparseLayout:
+        """Translate the last slots of each request; where the KV of windowed layers lies.
+
+        A request at a time, slice by slice: small operations stay on the thread that asks for them, where few large
+        ones would each wait for all threads.
+
+        Args:
+            rows: as above.
+            lengths: int32 ``[requests]``, KV tokens of each, its queries included.
+            columns: int32 ``[requests]``, how many of them to translate, at most all.
+            mapping: as above.
+        """
+        layout = self.table.layout(rows, lengths)
+        for start, length, count in zip(layout.starts.tolist(), lengths.tolist(), columns.tolist(), strict=True):
+            part = slice(start + max(0, length - count), start + length)
+            self.table.slots[part] = mapping[self.full.slots[part]]
         return layout

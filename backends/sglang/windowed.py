@@ -26,8 +26,7 @@ class WindowedSteps:
         """  # noqa: D205
         self.table = TranslatedTable(table)
         self.reach = reach
-        # Comparing steps waits for a device; there, translating costs less.
-        self.compares = sees_every_step and table.slots.device.type == "cpu"
+        self.compares = sees_every_step
         self.decoded: tuple[Tensor, Tensor] | None = None
 
     def layout(
@@ -42,10 +41,12 @@ class WindowedSteps:
             mapping: from a slot of the full pool to one of the other.
             decode: the step adds one token to each request and nothing else.
         """
-        columns = queries if decode and self._continues(rows, lengths) else queries + self.reach
+        continues = decode and self._continues(rows, lengths)
         # Copies: SGLang may count its own tensors up.
         self.decoded = (rows.clone(), lengths + 1) if decode and self.compares else None
-        return self.table.layout(rows, lengths, columns, mapping)
+        if continues:
+            return self.table.after_new_tokens(rows, lengths, mapping)
+        return self.table.after_any_step(rows, lengths, queries + self.reach, mapping)
 
     def _continues(self, rows: Tensor, lengths: Tensor) -> bool:
         if self.decoded is None:

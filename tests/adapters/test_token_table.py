@@ -124,7 +124,7 @@ def test_attention_over_translated_slots(window: int) -> None:
             for cache in (keys, values):
                 cache[others[seen]] = torch.randn(len(seen), KV_HEADS, DIM)
         lens = torch.tensor(lengths, dtype=torch.int32)
-        layout = table.layout(rows, lens, torch.tensor(queries, dtype=torch.int32) + window - 1, mapping)
+        layout = table.after_any_step(rows, lens, torch.tensor(queries, dtype=torch.int32) + window - 1, mapping)
         q = torch.randn(sum(queries), HEADS, DIM)
         out = engine.run(engine.plan(indptr_of(queries), layout), q, slot_cache(keys), slot_cache(values))
         # The oracle would multiply what it masks: keys outside of every window are zero for it.
@@ -139,7 +139,16 @@ def test_a_step_translates_windows_and_not_texts() -> None:
     table = TranslatedTable(TokenTable.of(full))
     mapping = torch.arange(8 * PITCH) + 1
     lengths, columns = torch.tensor([100, 2], dtype=torch.int32), torch.tensor([5, 4], dtype=torch.int32)
-    layout = table.layout(torch.tensor([1, 3]), lengths, columns, mapping)
+    layout = table.after_any_step(torch.tensor([1, 3]), lengths, columns, mapping)
     written = layout.indices.nonzero().flatten().tolist()
     assert written == [PITCH + column for column in range(95, 100)] + [3 * PITCH, 3 * PITCH + 1]
     assert layout.indices[written].tolist() == [slot + 1 for slot in written]
+
+
+def test_a_step_of_new_tokens_translates_those() -> None:
+    full = torch.arange(8 * PITCH, dtype=torch.int32).view(8, PITCH)
+    table = TranslatedTable(TokenTable.of(full))
+    lengths = torch.tensor([100, 1], dtype=torch.int32)
+    layout = table.after_new_tokens(torch.tensor([1, 3]), lengths, torch.arange(8 * PITCH) + 1)
+    assert layout.indices.nonzero().flatten().tolist() == [PITCH + 99, 3 * PITCH]
+    assert layout.indices[[PITCH + 99, 3 * PITCH]].tolist() == [PITCH + 100, 3 * PITCH + 1]
