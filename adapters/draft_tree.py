@@ -45,7 +45,7 @@ def tail_masks(mask: Tensor, prefix_lens: Tensor, drafts: int, *, with_prefix: b
     return _packed(bits, prefix_lens, drafts, drafts)
 
 
-def branch_masks(prefix_lens: Tensor, branches: int, stride: Tensor, widest: int, step: int) -> dict[str, Tensor]:
+def branch_masks(prefix_lens: Tensor, branches: int, stride: int, step: int) -> dict[str, Tensor]:
     """The same parameters for one step of drafting: every branch of a request is a query, and sees its own drafts.
 
     Branch b has its drafts at the keys ``prefix + b * stride ... prefix + b * stride + step``.
@@ -53,15 +53,14 @@ def branch_masks(prefix_lens: Tensor, branches: int, stride: Tensor, widest: int
     Args:
         prefix_lens: integer ``[requests]``, KV tokens before the drafts.
         branches: queries of each request.
-        stride: int64 ``[requests]``, keys from one branch to the next.
-        widest: at least the largest of them, so that no length has to be read from a device.
+        stride: keys from one branch to the next.
         step: drafts of a branch before the newest one.
     """
-    device = prefix_lens.device
-    columns = widest * (branches - 1) + step + 1
-    begin = torch.arange(branches, device=device).view(1, -1, 1) * stride.view(-1, 1, 1)
-    column = torch.arange(columns, device=device)
-    return _packed(((column >= begin) & (column <= begin + step)).reshape(-1), prefix_lens, branches, columns)
+    requests, device = prefix_lens.shape[0], prefix_lens.device
+    column = torch.arange(stride * (branches - 1) + step + 1, device=device)
+    begin = torch.arange(0, branches * stride, stride, device=device).view(-1, 1)
+    seen = (column >= begin) & (column <= begin + step)
+    return _packed(seen.flatten().repeat(requests), prefix_lens, branches, column.shape[0])
 
 
 def _packed(bits: Tensor, prefix_lens: Tensor, queries: int, columns: int) -> dict[str, Tensor]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from attnloom.adapters.draft_tree import branch_masks
 from attnloom.backends.sglang.backend import AttnloomAttnBackend
 from attnloom.backends.sglang.layer import Seen
@@ -16,8 +14,7 @@ class AttnloomMultiStepDraftBackend:
     """The backends of all steps but the last, which drafts nothing that needs attention.
 
     Branches of a request are its queries. They share the prefix, and a mask gives each its own drafts, which SGLang has
-    laid out behind the prefix, branch after branch; with pages each branch begins with a copy of the prefix's last
-    page.
+    laid out behind the prefix, branch after branch.
     """
 
     needs_cpu_seq_lens: bool = False
@@ -26,14 +23,19 @@ class AttnloomMultiStepDraftBackend:
         """As SGLang's factory makes it.
 
         Raises:
-            NotImplementedError: the draft model has layers that depend on positions, which branches do not have here.
+            NotImplementedError: branches with pages, which lie otherwise (SGLang itself refuses them for us); or with
+                layers that depend on positions, which branches do not have here.
         """
         self.topk = topk
         self.speculative_num_steps = speculative_num_steps
-        self.page_size: int = model_runner.server_args.page_size
         self.attn_backends = [AttnloomAttnBackend(model_runner) for _ in range(speculative_num_steps - 1)]
         if topk == 1:
             return
+        if model_runner.server_args.page_size > 1:
+            raise NotImplementedError(
+                f"attnloom cannot draft with --speculative-eagle-topk {topk} and --page-size "
+                f"{model_runner.server_args.page_size} yet: expected a page size or a topk of 1"
+            )
         for backend in self.attn_backends:
             for served in backend.layers.values():
                 if served.reach is not None or served.temperature_len is not None:
@@ -57,19 +59,8 @@ class AttnloomMultiStepDraftBackend:
             backend.begin(self._step(backend, forward_batch, done), forward_batch)
 
     def _step(self, backend: AttnloomAttnBackend, forward_batch: Any, done: int) -> Step:
-        if self.topk == 1:
-            return backend.steps.branches(forward_batch, 1, done + 1)
-        prefix = forward_batch.seq_lens.to(torch.int64)
-        if self.page_size == 1:
-            widest = self.speculative_num_steps
-            stride = torch.full_like(prefix, widest)
-        else:
-            widest = self._pages(self.page_size - 1)
-            stride = self._pages(prefix % self.page_size)
-        step = backend.steps.branches(forward_batch, self.topk, stride * (self.topk - 1) + done + 1)
-        step.tree = branch_masks(prefix, self.topk, stride, widest, done)
+        drafted = self.speculative_num_steps * (self.topk - 1) + done + 1
+        step = backend.steps.branches(forward_batch, self.topk, drafted)
+        if self.topk > 1:
+            step.tree = branch_masks(forward_batch.seq_lens, self.topk, self.speculative_num_steps, done)
         return step
-
-    def _pages(self, in_last_page: Any) -> Any:
-        """Slots of one branch: the prefix's part-full page, copied, and the drafts, in whole pages."""
-        return (in_last_page + self.speculative_num_steps + self.page_size - 1) // self.page_size * self.page_size

@@ -109,19 +109,19 @@ class Steps:
             step.tree = tail_masks(mask, batch.seq_lens, drafts, with_prefix=with_prefix)
         return step
 
-    def branches(self, batch: Any, branches: int, drafted: int | Tensor) -> Step:
+    def branches(self, batch: Any, branches: int, drafted: int) -> Step:
         """Several queries for each request; lengths do not count ``drafted`` keys, those of the queries included."""
         indptr = self._every(branches, batch.batch_size)
         return self._step(batch, indptr, self._lengths(batch, more=drafted), extend=False)
 
-    def _lengths(self, batch: Any, more: int | Tensor = 0) -> tuple[Tensor, Tensor | None]:
+    def _lengths(self, batch: Any, more: int = 0) -> tuple[Tensor, Tensor | None]:
         """KV lengths on the device, and what the host knows of them where that is another place."""
         lengths = batch.seq_lens.to(torch.int32)
-        if isinstance(more, Tensor) or more:
-            lengths = (lengths + more).to(torch.int32)
+        if more:
+            lengths = lengths + more
         if lengths.device.type == "cpu":
             return lengths, None
-        if batch.seq_lens_cpu is not None and isinstance(more, int):
+        if batch.seq_lens_cpu is not None:
             return lengths, batch.seq_lens_cpu.to(torch.int32) + more
         return lengths, torch.full(lengths.shape, self.max_context, dtype=torch.int32)
 

@@ -82,14 +82,14 @@ def test_a_mask_that_is_too_short_is_named() -> None:
 @pytest.mark.parametrize("step", [0, 2])
 def test_branches_of_a_draft_see_the_prefix_and_themselves(branches: int, step: int) -> None:
     torch.manual_seed(branches)
-    stride = torch.tensor([3, 3, 16, 5])
-    lengths = [prefix + (branches - 1) * int(own) + step + 1 for prefix, own in zip(PREFIXES, stride, strict=True)]
+    stride = 3
+    lengths = [prefix + (branches - 1) * stride + step + 1 for prefix in PREFIXES]
     visible = []
-    for prefix, own, length in zip(PREFIXES, stride.tolist(), lengths, strict=True):
+    for prefix, length in zip(PREFIXES, lengths, strict=True):
         seen = torch.zeros(branches, length, dtype=torch.bool)
         seen[:, :prefix] = True
         for branch in range(branches):
-            seen[branch, prefix + branch * own : prefix + branch * own + step + 1] = True
+            seen[branch, prefix + branch * stride : prefix + branch * stride + step + 1] = True
         visible.append(seen)
-    params = branch_masks(torch.tensor(PREFIXES), branches, stride, widest=16, step=step)
+    params = branch_masks(torch.tensor(PREFIXES), branches, stride, step)
     check(params, visible, lengths, branches, None)
