@@ -144,7 +144,7 @@ struct Loader {
         chunk = lane % kChunks<kWidth>;
       }
       const int64_t from = __shfl_sync(0xffffffff, token, row) + chunk * 16;
-      if (kCopiesOfPart * kParts * 32 != S::kSlice * kChunks<kWidth> && index >= S::kSlice * kChunks<kWidth>) break;
+      if (kCopiesOfPart * kParts * 32 != S::kSlice * kChunks<kWidth> && index >= S::kSlice * kChunks<kWidth>) continue;
       copy(from, which, row, chunk, (valid >> row & 1) != 0);
     }
   }
