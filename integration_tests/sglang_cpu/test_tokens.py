@@ -38,8 +38,8 @@ def check(result: dict[str, Any], decode: bool = True, extend: bool = True) -> N
     assert counts.get("triton", 0) == 0, counts
 
 
-def run_cases(*cases: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    return run_program("integration_tests.sglang_cpu.case", list(cases), folder, environment())
+def run_cases(*cases: dict[str, Any], folder: Path, **extra: str) -> list[dict[str, Any]]:
+    return run_program("integration_tests.sglang_cpu.case", list(cases), folder, environment(**extra))
 
 
 def test_pages_and_chunks(tmp_path: Path) -> None:
@@ -93,6 +93,12 @@ def test_speculative_decoding(tmp_path: Path) -> None:
         tokens = len(result["answers"][0])
         assert max(result["verified"]) < tokens - 1
         assert min(result["verified"]) <= tokens // 2 + 1
+
+
+def test_tensor_parallel(tmp_path: Path) -> None:
+    """Two ranks with half of the heads each, a core each; the probe answers for the first."""
+    (result,) = run_cases(case("group7", tp_size=2), folder=tmp_path, SGLANG_CPU_OMP_THREADS_BIND="0|1")
+    check(result)
 
 
 def test_custom_variants(tmp_path: Path) -> None:
