@@ -12,6 +12,7 @@ import json
 import sys
 from copy import copy
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -274,6 +275,7 @@ def check_an_idle_step(case: object) -> None:
 
 def check_what_is_refused(case: object) -> None:
     """In words that name what was asked for, before anything is computed."""
+    from sglang.srt.configs.model_config import AttentionArch
     from sglang.srt.layers.radix_attention import AttentionType
 
     for words, fields in {
@@ -291,9 +293,18 @@ def check_what_is_refused(case: object) -> None:
     refused("--chunked-prefill-size -1", lambda: chunked.run(chunked.layer(attn_type=bidirectional)))
     drafting = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 2}
     refused("--speculative-eagle-topk 1", lambda: fixture(enable_deterministic_inference=True, **drafting))
+    for words, place, name, value in (
+        ("--kv-cache-dtype", "runner", "kv_cache_dtype", torch.float8_e4m3fn),
+        ("SGLANG_USE_HND_KVCACHE", "runner.token_to_kv_pool", "use_hnd", True),
+        ("(MLA)", "runner.model_config", "attention_arch", AttentionArch.MLA),
+        ("unified memory pool", "runner", "token_to_kv_pool_allocator", SimpleNamespace(translate_kv_loc=print)),
+    ):
+        made = fixture()
+        setattr(attrgetter(place)(made), name, value)
+        refused(words, lambda made=made: type(made.backend)(made.runner))
+    refused("decode context parallelism", lambda: fixture(dcp_size=2))
+    refused("--dllm-algorithm", lambda: fixture(dllm_algorithm="any"))
     made = fixture()
-    made.runner.kv_cache_dtype = torch.float8_e4m3fn
-    refused("--kv-cache-dtype", lambda: type(made.backend)(made.runner))
     made.run(made.layer())
 
 
