@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from importlib import metadata
+from operator import attrgetter
 from typing import Any
 
 _BASE = "sglang.srt.layers.attention"
@@ -52,9 +53,7 @@ _LAYER_ARGUMENTS = (
 
 def refusals() -> list[str]:
     """Every reason, in words, why attnloom cannot serve in the SGLang that is installed; empty when it can."""
-    reasons = [
-        f"{module}.{name} is missing ({use})" for module, name, use in _NEEDED if not _has(module, *name.split("."))
-    ]
+    reasons = [f"{module}.{name} {why} ({use})" for module, name, use in _NEEDED if (why := _lacks(module, name))]
     if not reasons:
         reasons = _moved_fields()
     if reasons:
@@ -72,14 +71,15 @@ def verify_mask(buffer: Any, max_bs: int) -> Any | None:
     return VerifyMask(buffer=buffer, mode=TreeMaskMode.QLEN_ONLY, max_bs=max_bs)
 
 
-def _has(module: str, *names: str) -> bool:
+def _lacks(module: str, name: str) -> str:
+    """What is wrong with a name of a module, or ""."""
     try:
-        found: Any = importlib.import_module(module)
-        for name in names:
-            found = getattr(found, name)
-    except (ImportError, AttributeError):
-        return False
-    return True
+        attrgetter(name)(importlib.import_module(module))
+    except (ModuleNotFoundError, AttributeError):
+        return "is missing"
+    except Exception as error:  # whatever SGLang's own modules raise where they cannot be imported
+        return f"cannot be imported: {error}"
+    return ""
 
 
 def _moved_fields() -> list[str]:
