@@ -6,6 +6,7 @@ What is named here is imported and compiled, so names come from programs and the
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -13,7 +14,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -52,15 +53,17 @@ def parse_variant(text: str, folder: Path | None = None) -> Variant:
         folder: what file names are relative to; None: the working directory.
 
     Raises:
-        ValueError: it cannot be read, found or imported; the message says what was expected.
+        ValueError: it cannot be read, found, imported or made; the message says what was expected.
     """
     if match := _OBJECT.fullmatch(text.strip()):
         return _made(text, _imported(text, match["module"], match["path"], folder), [], {})
     try:
         tree = ast.parse(text.strip(), mode="eval")
+        return _evaluate(text, tree.body)
     except SyntaxError as error:
         raise ValueError(f"variant {text!r}: {error.msg}: expected names joined by &, or module:object") from None
-    return _evaluate(text, tree.body)
+    except (RecursionError, MemoryError):
+        raise ValueError(f"variant {text[:60]!r}...: nested too deeply: expected a few names joined by &") from None
 
 
 def _evaluate(text: str, node: ast.expr) -> Variant:
@@ -69,8 +72,8 @@ def _evaluate(text: str, node: ast.expr) -> Variant:
             return _evaluate(text, left) & _evaluate(text, right)
         case ast.Name(id=name):
             return _made(text, _found(text, name), [], {})
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            named = {keyword.arg: _literal(text, keyword.value) for keyword in keywords if keyword.arg is not None}
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if all(each.arg for each in keywords):
+            named = {str(keyword.arg): _literal(text, keyword.value) for keyword in keywords}
             return _made(text, _found(text, name), [_literal(text, arg) for arg in args], named)
     raise ValueError(f"variant {text!r}: expected names joined by &, with literal arguments if any, or module:object")
 
@@ -78,7 +81,7 @@ def _evaluate(text: str, node: ast.expr) -> Variant:
 def _literal(text: str, node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (TypeError, ValueError):  # a TypeError: what cannot be a key of a dict or a member of a set
         raise ValueError(f"variant {text!r}: argument {ast.unparse(node)!r}: expected a literal") from None
 
 
@@ -95,25 +98,22 @@ def _found(text: str, name: str) -> object:
             f"variant {text!r}: no {name!r} in the catalogue, which has {', '.join(known)}, "
             f"or among the entry points of {GROUP}: {', '.join(others) or 'none'}"
         )
-    try:
+    with _running(text, f"importing {others[name].value}"):
         found: object = others[name].load()
-    except Exception as error:
-        raise _not_importable(text, others[name].value, error) from error
     return found
 
 
 def _imported(text: str, module: str, path: str, folder: Path | None) -> object:
-    try:
+    with _running(text, f"importing {module}"):
         found: object = (
             _from_file(str((folder or Path()).joinpath(Path(module).expanduser()).resolve()))
             if module.endswith(".py")
             else importlib.import_module(module)
         )
-    except Exception as error:  # whatever a user's module raises while it runs
-        raise _not_importable(text, module, error) from error
     for name in path.split("."):
         try:
-            found = getattr(found, name)
+            with _running(text, f"{module}:{path}", passes=AttributeError):
+                found = getattr(found, name)
         except AttributeError:
             raise ValueError(f"variant {text!r}: {module} has no {path!r}") from None
     return found
@@ -137,8 +137,18 @@ def _from_file(file: str) -> ModuleType:
     return module
 
 
-def _not_importable(text: str, module: str, error: Exception) -> ValueError:
-    return ValueError(f"variant {text!r}: importing {module}: {type(error).__name__}: {error}")
+@contextlib.contextmanager
+def _running(text: str, what: str, passes: type[Exception] | tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Whatever the code that is named raises while it runs is a ValueError that says where, but for ``passes``.
+
+    So is sys.exit(): it would end a server, or a build, with any status and without a word.
+    """
+    try:
+        yield
+    except passes:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"variant {text!r}: {what}: {type(error).__name__}: {error}") from error
 
 
 def _made(text: str, found: object, args: list[object], named: dict[str, object]) -> Variant:
@@ -151,7 +161,10 @@ def _made(text: str, found: object, args: list[object], named: dict[str, object]
         except TypeError as error:
             name = getattr(found, "__name__", "")
             raise ValueError(f"variant {text!r}: {error}: expected {_snake(name)}{inspect.signature(found)}") from None
-        made = found(*args, **named)
+        except ValueError:
+            pass  # a built-in function without a signature: the call says what it lacks
+        with _running(text, f"calling {getattr(found, '__name__', repr(found))}"):
+            made = found(*args, **named)
     elif args or named:
         raise ValueError(f"variant {text!r}: arguments, but {found!r} takes none")
     if not isinstance(made, Variant):

@@ -32,6 +32,8 @@ def made(by=1.0):
 number = 3
 def returns_a_number(): return 3
 def fails(): raise RuntimeError("no luck")
+def zaps(): raise KeyError("zap")
+def leaves(): raise SystemExit(0)
 """
 
 
@@ -86,6 +88,11 @@ def test_variants_are_read(text: str, expected: object) -> None:
         ("variants.Causal()", "expected names joined by &"),
         ("__import__('os').system('true')", "expected names joined by &"),
         ("sinks & sinks", "both have a sink"),
+        ("soft_cap([1])", r"variant 'soft_cap\(\[1\]\)': calling SoftCap: "),
+        ("sliding_window('a')", "calling SlidingWindow: TypeError: window='a': expected an int"),
+        ("soft_cap({[]: 1})", r"argument '{\[\]: 1}': expected a literal"),
+        ("sliding_window(**{'window': 3})", "expected names joined by &"),
+        ("causal & " * 3000 + "causal", "nested too deeply"),
     ],
 )
 def test_what_is_no_variant(text: str, message: str) -> None:
@@ -127,6 +134,9 @@ def test_entry_points(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("my_variants.py:returns_a_number", "expected a Variant or a function that returns one, got 3"),
         ("my_variants.py:damped", r"missing a required argument: 'score'"),
         ("my_variants.py", "expected names joined by &"),
+        ("my_variants.py:fails", "calling fails: RuntimeError: no luck"),
+        ("my_variants.py:zaps", "variant 'my_variants.py:zaps': calling zaps: KeyError: 'zap'"),
+        ("my_variants.py:leaves", "calling leaves: SystemExit: 0"),
     ],
 )
 def test_what_is_no_object(user: Path, text: str, message: str) -> None:
@@ -140,3 +150,12 @@ def test_a_file_that_fails_is_run_again(user: Path) -> None:
         parse_variant("my_variants.py:traced", user.parent)
     user.write_text(USER)
     assert isinstance(parse_variant("my_variants.py:traced", user.parent), Variant)
+
+
+def test_what_leaves_the_program_is_an_error(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(ValueError, match=r"importing my_variants\.py: SystemExit: 0"):
+        parse_variant("my_variants.py:traced", user.parent)
+    install(user.parent, monkeypatch, leaving="my_variants:traced")
+    with pytest.raises(ValueError, match="variant 'leaving': importing my_variants:traced: SystemExit: 0"):
+        parse_variant("leaving")

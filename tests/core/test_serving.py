@@ -118,6 +118,20 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str) -> N
     assert str(raised.value).startswith(str(tmp_path / "serve.toml"))
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; sys.exit(0)", "importing theirs.py: SystemExit: 0"),
+        ("def made(): raise KeyError('zap')", "calling made: KeyError: 'zap'"),
+    ],
+)
+def test_code_that_a_file_names_may_fail_in_any_way(tmp_path: Path, code: str, message: str) -> None:
+    (tmp_path / "theirs.py").write_text(code)
+    with pytest.raises(ValueError, match=message) as raised:
+        choice(write(tmp_path, "[[variant]]\nuse = 'theirs.py:made'"))
+    assert str(raised.value).startswith(f"{tmp_path / 'serve.toml'}: variant 1: use: ")
+
+
 @pytest.mark.parametrize("option", [[], "causal", {}, {"variants": 3}, {"variants": "causal", "more": 1}])
 def test_what_is_no_option(option: object) -> None:
     with pytest.raises(ValueError, match=r'expected {"variants": a TOML file or the name of a variant}'):

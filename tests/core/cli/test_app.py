@@ -49,6 +49,13 @@ def test_what_a_user_can_mend_is_one_line(tmp_path: Path) -> None:
     assert ran.err.startswith("attnloom: ") and ran.err.count("\n") == 1 and "missing.tar.gz" in ran.err
 
 
+def test_a_file_that_ends_the_program_is_one_line_too(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    ran = attnloom("build", "--variant", f"{tmp_path / 'leaves.py'}:v", "--head-dim", 64)
+    assert ran.status == 1
+    assert ran.err.startswith("attnloom: variant ") and "SystemExit: 0" in ran.err and ran.err.count("\n") == 1
+
+
 def test_importing_attnloom_imports_nothing_of_the_command_line() -> None:
     code = "import attnloom, sys; [getattr(attnloom, name) for name in attnloom.__all__]; print(*sys.modules)"
     # torch itself imports neither.
