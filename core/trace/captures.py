@@ -121,7 +121,7 @@ class Source:
         """Its value, as a kernel takes it; None where run() gives it."""
         if self.held is None:
             return None
-        tensor = self.held.detach().to(self.dtype)
+        tensor = self.held.detach().to(self.dtype).resolve_neg()  # x.imag may be a view with the sign still to turn
         return tensor.reshape(1) if tensor.ndim == 0 else tensor
 
     def load(self, g: Graph, indices: tuple[Operand, ...]) -> Node:
@@ -175,12 +175,37 @@ def captured(name: str, tensor: Tensor) -> Source:
     """A captured tensor as a source; the name is made a valid one.
 
     Raises:
-        TraceError: its type has no place in a kernel.
+        TraceError: its type has no place in a kernel, or it is not numbers that lie in memory at strides.
     """
+    if (kind := _unreadable(tensor)) is not None:
+        raise untranslatable(
+            f"{name} is {kind}, whose elements no kernel can read",
+            "a plain dense tensor: `.to_dense()`, `.dequantize()` or one that holds numbers, made outside the hook",
+        )
     dtype = STORED.get(tensor.dtype, tensor.dtype)
     if dtype not in RANK:
         raise untranslatable(f"{name} is a tensor of {tensor.dtype}", f"one of {', '.join(map(str, [*RANK, *STORED]))}")
     return Source(identifier(name), dtype, tuple(tensor.shape), tensor)
+
+
+def _unreadable(tensor: Tensor) -> str | None:
+    """What it is instead of elements that lie in memory at strides, which is all that a kernel can read."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({tensor.dtype})"
+    if tensor.is_meta:
+        return "a meta tensor"
+    # FakeTensor and its like say how they look, and leave it to Python what they hold.
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"a {type(tensor).__name__}"
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # inside torch.vmap
+        return "a tensor without storage"
+    return None
 
 
 def identifier(name: str) -> str:

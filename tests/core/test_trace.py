@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attnloom
 from attnloom import Param, TraceError, Variant
@@ -351,6 +352,38 @@ def test_what_has_no_translation_is_shown(function: Callable[..., Any], says: st
     assert (error.file, error.line) == (__file__, line)
     assert f"{__file__}:{line}" in str(error) and "HERE" in error.source and error.source in str(error)
     assert "\n  Write " in str(error)
+
+
+def _fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.randn(3)
+
+
+UNREADABLE: dict[str, Callable[[], torch.Tensor]] = {
+    "FakeTensor": _fake,
+    "meta": lambda: torch.zeros(3, device="meta"),
+    r"torch\.sparse_coo": lambda: torch.ones(3).to_sparse(),
+    r"torch\.sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "nested ": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    r"quantised tensor \(torch\.qint8\)": lambda: torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns that it is about to drop some of these
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_captures_without_elements_in_memory_are_refused(kind: str) -> None:
+    strange = UNREADABLE[kind]()
+    with pytest.raises(TraceError, match=f"strange is a.*{kind.strip()}") as caught:
+        attnloom.score_mod(lambda score, b, h, q, k: score + strange[k])
+    assert caught.value.file == __file__ and "strange[k]" in caught.value.source
+
+
+def test_a_captured_view_with_its_sign_to_turn_is_read_turned() -> None:
+    parts = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    variant = attnloom.score_mod(lambda score, b, h, q, k: score + parts[k])
+    value = variant.captures["parts"]
+    assert isinstance(value, torch.Tensor) and not value.is_neg() and value.tolist() == [-2.0, 4.0]
 
 
 @pytest.mark.parametrize(
