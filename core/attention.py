@@ -26,7 +26,7 @@ from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.op import attention_op, register_engine
 from attnloom.core.packed import PackedParams
-from attnloom.core.params import Value, ordered, pack, spare_word
+from attnloom.core.params import Value, check_captures, ordered, pack, spare_word
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import DeclaredRange, plan_scan
 from attnloom.core.position_mask import PositionMask
@@ -107,6 +107,13 @@ class Attention:
         self.kv_dtype = dtype if kv_dtype is None else kv_dtype
         self.tiles = family.tiles_for(head_dim)
         self.batch_invariant = batch_invariant
+        self._sizes = {
+            "num_qo_heads": num_qo_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "head_dim_v": self.head_dim_v,
+        }
+        check_captures(self.variant.params, self.variant.captures, self._sizes)
         self.spec = attention_spec(
             family.name,
             dtype,
@@ -130,12 +137,6 @@ class Attention:
             self.spec.name if self.variant.visible else "",
             CHUNK_TOKENS // self.tiles.tile_kv if batch_invariant else 0,
         )
-        self._sizes = {
-            "num_qo_heads": num_qo_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "head_dim_v": self.head_dim_v,
-        }
         # What a variant brings along may lie on the host; it is copied once, when the engine is made.
         self._captures = {
             name: value.to(self.device) if isinstance(value, Tensor) and self.device.type == "cuda" else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import torch
@@ -71,6 +72,19 @@ def check_positive(name: str, value: object) -> int:
     if value < 1:
         raise ValueError(f"{name}={value}: expected at least 1")
     return value
+
+
+def check_above(name: str, value: object, bound: float) -> float:
+    """A finite number larger than ``bound``, as it is and as a float32."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}={value!r}: expected a number")
+    try:
+        single = ctypes.c_float(value).value
+    except OverflowError:  # an int beyond every float
+        single = math.inf
+    if not (math.isfinite(single) and single > bound):
+        raise ValueError(f"{name}={value!r}: expected a finite float32 above {bound:g}")
+    return float(value)
 
 
 def check_scale(name: str, value: object) -> float:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from attnloom.core.checks import check_tensor
-from attnloom.core.variant import Param
+from attnloom.core.variant import Param, same_value
 
 Value = float | int | Tensor
 
+_SIGNS: dict[str, tuple[Callable[[int, int], bool], str]] = {
+    "==": (operator.eq, ""),
+    ">=": (operator.ge, "at least "),
+    "<=": (operator.le, "at most "),
+}
 _HOST = torch.device("cpu")
 _LARGEST_SPAN = 2**31 - 4  # csrc/common/hooks.h indexes with 32 bits
 
@@ -44,7 +51,40 @@ def ordered(
     unknown = [name for name in given if name not in names]
     if missing or unknown:
         raise ValueError(f"params={sorted(given)}: expected {sorted(names)}, missing {missing}, unknown {unknown}")
+    for param in declared:
+        check_fixed(f"params[{param.name!r}]", param, given[param.name], captures)
     return [_checked(param, given[param.name], sizes, device) for param in declared]
+
+
+def check_captures(declared: Sequence[Param], captures: Mapping[str, Value], sizes: Mapping[str, int]) -> None:
+    """Check the values that a variant brings along before a kernel is built for it.
+
+    Args:
+        declared: what the variant reads.
+        captures: the values, tensors on any device.
+        sizes: those that are known; dimensions of other sizes are not checked.
+
+    Raises:
+        TypeError, ValueError: a value of another type, shape or range than declared.
+    """
+    for param in declared:
+        if param.name in captures:
+            value = captures[param.name]
+            _checked(param, value, sizes, value.device if isinstance(value, Tensor) else _HOST)
+
+
+def check_fixed(label: str, param: Param, value: Value, captures: Mapping[str, Value]) -> None:
+    """A fixed parameter has the value that its variant was made with."""
+    if param.fixed and param.name in captures and not same_value(value, captures[param.name]):
+        raise ValueError(
+            f"{label}={value!r}: expected {captures[param.name]!r}, which the variant was made with; make another one"
+        )
+
+
+def check_range(label: str, param: Param, value: float) -> None:
+    """A number lies where its declaration says."""
+    if param.above is not None and not (value > param.above and math.isfinite(value)):
+        raise ValueError(f"{label}={value!r}: expected a finite number above {param.above:g}")
 
 
 def _checked(param: Param, value: Value, sizes: Mapping[str, int], device: torch.device) -> Value:
@@ -54,18 +94,26 @@ def _checked(param: Param, value: Value, sizes: Mapping[str, int], device: torch
             raise TypeError(f"{label}={value!r}: expected a number")
         if param.dtype == torch.int64 and not isinstance(value, int):
             raise TypeError(f"{label}={value!r}: expected an int")
+        check_range(label, param, value)
         return value
     tensor = check_tensor(label, value, dtype=param.dtype, ndim=len(param.shape), device=device)
     for dim, size in enumerate(param.shape):
-        wanted = sizes[size.removeprefix(">=")] if isinstance(size, str) else size
-        least = isinstance(size, str) and size.startswith(">=")
-        if wanted is not None and (tensor.shape[dim] < wanted if least else tensor.shape[dim] != wanted):
-            bound = f"at least {wanted}" if least else wanted
+        wanted = _size(size, sizes) if isinstance(size, str) else size
+        sign = size[:2] if isinstance(size, str) and size[:2] in _SIGNS else "=="
+        if wanted is not None and not _SIGNS[sign][0](tensor.shape[dim], wanted):
+            bound = f"{_SIGNS[sign][1]}{wanted}"
             raise ValueError(f"{label}.shape={tuple(tensor.shape)}: expected {bound} ({size}) in dimension {dim}")
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() and span >= _LARGEST_SPAN:
         raise ValueError(f"{label}: expected to span fewer than {_LARGEST_SPAN} elements, got {span + 1}")
     return tensor
+
+
+def _size(size: str, sizes: Mapping[str, int]) -> int | None:
+    """What an entry of Param.shape stands for; None where that is not known yet."""
+    symbol = size.removeprefix(">=").removeprefix("<=")
+    whole = sizes.get(symbol.removesuffix("/2"))
+    return whole // 2 if whole is not None and symbol.endswith("/2") else whole
 
 
 @functools.cache

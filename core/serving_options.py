@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attnloom.core.named import parse_variant
-from attnloom.core.params import Value
+from attnloom.core.params import Value, check_fixed, check_range
 from attnloom.core.serving import EVERY_LAYER, Choice, Table
 from attnloom.core.variant import HOOKS, Param, Variant
 
@@ -98,6 +98,7 @@ def _table(place: str, table: Mapping[str, object], folder: Path) -> Table:
         if name not in declared:
             raise ValueError(f"{place}: params: {name!r} is no parameter of {variant.name}, which has {[*declared]}")
         captures[name] = _value(f"{place}: params.{name}", declared[name], value)
+        check_fixed(f"{place}: params.{name}", declared[name], captures[name], variant.captures)
     return Table(place, replace(variant, captures=captures), _patterns(place, table), mode == "replace")
 
 
@@ -140,6 +141,7 @@ def _value(place: str, param: Param, value: object) -> Value:
     whole = param.dtype == torch.int64
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise ValueError(f"{place}={value!r}: expected {'an int' if whole else 'a number'}")
+    check_range(place, param, value)
     return int(value) if whole else float(value)
 
 

@@ -24,7 +24,7 @@ _CPP_TYPES = {
     torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
-SYMBOLS = ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "num_requests")
+SYMBOLS = ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "num_requests", "head_dim/2")
 """Sizes that a parameter's shape may name."""
 
 CPP_KEYWORDS = frozenset(
@@ -52,14 +52,19 @@ class Param:
         name: identifier.
         dtype: of a tensor float32, int32, int64, uint8 or bool; of a scalar float32 or int64.
         shape: () is a scalar; otherwise one entry per dimension: a size, one of num_qo_heads, num_kv_heads, head_dim,
-            head_dim_v, num_requests; ">=" and one of these for at least as many; or None for any size. Hooks read
+            head_dim/2, head_dim_v, num_requests; ">=" or "<=" and one of these for at least or at most as many; or None
+            for any size. Hooks read
             ``params.t[i]`` or ``params.t(i, j)``, which trust the index, or ``params.t.at(i, j)``, which takes negative
             ones as torch does and reads NaN, 0 or false outside; ``params.t.size(dim)`` is a size.
+        above: of a scalar: its values are finite and larger than this. None: any number.
+        fixed: it has the value that the variant was made with, and run() cannot give another.
     """
 
     name: str
     dtype: torch.dtype = torch.float32
     shape: tuple[int | str | None, ...] = ()
+    above: float | None = field(default=None, compare=False)
+    fixed: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _IDENTIFIER.fullmatch(self.name) or self.name in CPP_KEYWORDS:
@@ -68,7 +73,7 @@ class Param:
         if self.dtype not in allowed:
             raise ValueError(f"Param.dtype={self.dtype} of {self.name}: expected one of {allowed}")
         for size in self.shape:
-            if isinstance(size, str) and size.removeprefix(">=") not in SYMBOLS:
+            if isinstance(size, str) and size.removeprefix(">=").removeprefix("<=") not in SYMBOLS:
                 raise ValueError(f"Param.shape={self.shape} of {self.name}: expected sizes, None or {SYMBOLS}")
 
     @property

@@ -99,6 +99,7 @@ def _specs(wanted: Sequence[Need]) -> list[ModuleSpec]:
 
     from attnloom.core.host import host_spec
     from attnloom.core.kernels import attention_spec
+    from attnloom.core.params import check_captures
     from attnloom.core.tiles import HEAD_DIMS, family_for
 
     family = family_for(torch.device("cpu"))
@@ -108,6 +109,10 @@ def _specs(wanted: Sequence[Need]) -> list[ModuleSpec]:
             raise ValueError(f"head_dim={need.head_dim} ({need.why}): expected one of {HEAD_DIMS}")
         if need.dtype.torch() not in family.dtypes:
             raise ValueError(f"dtype={need.dtype.name} ({need.why}): expected one of {family.dtypes}")
+        try:
+            check_captures(need.variant.params, need.variant.captures, {"head_dim": need.head_dim})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{need.why}, head_dim={need.head_dim}: {error}") from error
         specs.append(attention_spec(family.name, need.dtype.torch(), need.head_dim, need.head_dim, need.variant))
     return specs
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attnloom.core.checks import check_positive, check_tensor
+from attnloom.core.checks import check_above, check_positive, check_scale, check_tensor
 from attnloom.core.variant import Param, Variant
 
 
@@ -19,9 +19,9 @@ def SoftCap(cap: float | None = None) -> Variant:
     """
     return Variant(
         "soft_cap",
-        (Param("logit_cap"),),
+        (Param("logit_cap", above=0),),
         logits_transform="return params.logit_cap * tanh(logits / params.logit_cap);",
-        captures={} if cap is None else {"logit_cap": float(cap)},
+        captures={} if cap is None else {"logit_cap": check_above("cap", cap, 0)},
     )
 
 
@@ -33,13 +33,20 @@ def GrokTemperature(length: int | None = None) -> Variant:
     """
     return Variant(
         "grok_temperature",
-        (Param("temperature_len", torch.int64),),
+        (Param("temperature_len", torch.int64, above=1),),
         logits_transform=(
             "const float length = float(params.temperature_len);\n"
             "return logits * where(float(q_pos) > length, log2(float(q_pos)) / log2(length), 1.0f);"
         ),
-        captures={} if length is None else {"temperature_len": check_positive("length", length)},
+        captures={} if length is None else {"temperature_len": _length(length)},
     )
+
+
+def _length(length: int) -> int:
+    """The logarithm of 1 is 0, by which nothing is divided."""
+    if check_positive("length", length) == 1:
+        raise ValueError("length=1: expected at least 2")
+    return length
 
 
 def ALiBi() -> Variant:
@@ -125,7 +132,7 @@ def Sigmoid(bias: float | None = None) -> Variant:
         (Param("sigmoid_bias"),),
         logits_transform="return sigmoid(logits + params.sigmoid_bias);",
         use_softmax=False,
-        captures={} if bias is None else {"sigmoid_bias": float(bias)},
+        captures={} if bias is None else {"sigmoid_bias": check_scale("bias", bias)},
     )
 
 

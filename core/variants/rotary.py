@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from attnloom.core.checks import check_positive
+from attnloom.core.checks import check_above, check_positive
 from attnloom.core.variant import Param, Variant
 
 # The partner of `dim` and the frequency of its pair. Dimensions past the rotated ones stay as they are.
@@ -49,7 +49,7 @@ def RoPE(
     )
     return Variant(
         "rope_interleaved" if interleaved else "rope",
-        (Param("rope_frequencies", shape=(None,)),),
+        (Param("rope_frequencies", shape=("<=head_dim/2",)),),
         query_transform=rotate.format(vector="query", position="q_pos"),
         key_transform=rotate.format(vector="key", position="kv_pos"),
         captures={"rope_frequencies": rope_frequencies(rotary_dim, base, scaling)},
@@ -75,6 +75,9 @@ def rope_frequencies(rotary_dim: int, base: float = 10000.0, scaling: Mapping[st
     check_positive("rotary_dim", rotary_dim)
     if rotary_dim % 2:
         raise ValueError(f"rotary_dim={rotary_dim}: expected an even number")
+    check_above("base", base, 0)
+    if scaling is not None and not isinstance(scaling, Mapping):
+        raise TypeError(f"scaling={scaling!r}: expected a mapping, or None")
     frequencies = float(base) ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
     if scaling is None:
         return frequencies.float()
@@ -87,6 +90,8 @@ def rope_frequencies(rotary_dim: int, base: float = 10000.0, scaling: Mapping[st
     if kind == "linear":
         return (frequencies / factor).float()
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+    if low >= high:
+        raise ValueError(f"scaling={dict(scaling)}: expected low_freq_factor below high_freq_factor")
     turns = _number(scaling, "original_max_position_embeddings") * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (frequencies * (kept + (1.0 - kept) / factor)).float()
@@ -94,6 +99,6 @@ def rope_frequencies(rotary_dim: int, base: float = 10000.0, scaling: Mapping[st
 
 def _number(scaling: Mapping[str, object], name: str) -> float:
     value = scaling.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"scaling={dict(scaling)}: expected {name}, a number above 0")
-    return float(value)
+    return check_above(f"scaling[{name!r}]", value, 0)

@@ -33,12 +33,13 @@ def SlidingWindow(window: int, *, symmetric: bool = False) -> Variant:
 
 def ChunkedLocal(chunk: int) -> Variant:
     """A query sees the keys of its own chunk up to itself; chunks lie at multiples of ``chunk`` (Llama 4, its local
-    layers: ``attention_chunk_size``). Bound parameter: int64 ``chunk_size``.
+    layers: ``attention_chunk_size``). Bound parameter: int64 ``chunk_size``, fixed.
     """  # noqa: D205
-    check_positive("chunk", chunk)
+    if check_positive("chunk", chunk) > 2**30:
+        raise ValueError(f"chunk={chunk}: expected at most 2**30, which positions stay below")
     return Variant(
         "chunked_local",
-        (Param("chunk_size", torch.int64),),
+        (Param("chunk_size", torch.int64, above=0, fixed=True),),
         logits_mask="return kv_pos >= q_pos - floor_mod(q_pos, int(params.chunk_size));",
         visible="return Range{max(0, q_first - floor_mod(q_first, int(params.chunk_size))), kv_len};",
         mask_free="return Range{q_last - floor_mod(q_last, int(params.chunk_size)), kv_len};",

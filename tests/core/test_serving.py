@@ -108,6 +108,12 @@ def test_files_are_relative_to_the_toml_file(tmp_path: Path) -> None:
         ("[[variant]]\nleft = -1", "variant 1: Variant.left=-1"),
         ("[[variant]]\nname = 'a b'\nleft = 1", "variant 1: Variant.name='a b'"),
         ("[[variant]]\nleft = 1\nparams = {x = 'y'}", "params.x='y': expected a number"),
+        (
+            "[[variant]]\nuse = 'soft_cap'\nparams = {logit_cap = 0}",
+            "params.logit_cap=0: expected a finite number above 0",
+        ),
+        ("[[variant]]\nuse = 'soft_cap'\nparams = {logit_cap = inf}", "params.logit_cap=inf: expected a finite number"),
+        ("[[variant]]\nuse = 'chunked_local(64)'\nparams = {chunk_size = 8}", "params.chunk_size=8: expected 64"),
         ("[[variant]]\nuse = 'packed_mask'", "variant 1: packed_mask reads request"),
         ("[[variant]]\nlogits_transform = 'return q_index;'", "variant 1: custom reads q_index"),
     ],

@@ -72,3 +72,9 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
 print(*sys.modules)
 """
     assert not {"torch", "matplotlib", "jinja2", "ninja"} & set(python(code).split())
+
+
+def test_more_rotated_dimensions_than_a_head_has_are_not_compiled() -> None:
+    ran = attnloom("build", "--variant", "causal & rope(128)", "--head-dim", 64)
+    assert ran.status == 1
+    assert ran.err.startswith("attnloom: causal & rope(128), head_dim=64: params['rope_frequencies'].shape=(64,): ")
