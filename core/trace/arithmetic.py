@@ -60,6 +60,8 @@ def _mul(g: Graph, input: Operand, other: Operand) -> Node:
 
 @named("div", "divide", "true_divide")
 def _div(g: Graph, input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Node:
+    if rounding_mode not in (None, "floor", "trunc"):
+        raise untranslatable(f"rounding_mode={rounding_mode!r} is none of torch's", '"floor", "trunc" or None')
     if rounding_mode == "floor":
         return _floor_divide(g, input, other)
     if rounding_mode == "trunc" and promoted(input, other) != FLOATS:
@@ -221,6 +223,8 @@ def _nearer(g: Graph, which: str, input: Operand, other: Operand) -> Node:
 
 @named("clamp", "clip")
 def _clamp(g: Graph, input: Operand, min: Operand | None = None, max: Operand | None = None) -> Node:
+    if min is None and max is None:
+        raise untranslatable("clamp without min and max, as in torch", "at least one of them")
     if min is not None:
         input = _maximum(g, input, min)
     if max is not None:

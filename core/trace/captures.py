@@ -139,6 +139,10 @@ class Source:
         node = as_type(g, index, torch.int64)
         size = self.shape[dim]
         if isinstance(size, int) and (node.low >= size or node.high < -size):
+            if size == 0:
+                raise untranslatable(
+                    f"{self.name} has no elements: dimension {dim} has size 0", "it with a tensor that has some"
+                )
             where = index if isinstance(index, int) else f"{node.low} to {node.high}"
             raise untranslatable(
                 f"index {where} is out of range for dimension {dim} of {self.name}, which has size {size}",

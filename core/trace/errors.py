@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 
@@ -53,6 +55,30 @@ def untranslatable(reason: str, remedy: str) -> TraceError:
     while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
         frame = frame.f_back
     return _located(reason, remedy, frame.f_code.co_filename, frame.f_lineno)
+
+
+def failed_in_torch(error: Exception, is_traced: Callable[[object], bool]) -> TraceError | None:
+    """The error for a function of torch's that failed because it was given a traced value; None: that is not why.
+
+    Args:
+        error: what it raised.
+        is_traced: whether something in a frame is, or holds, a traced value.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = max((i for i, (frame, _) in enumerate(frames) if not _is_inside(frame.f_code.co_filename)), default=None)
+    if own is None:
+        return None
+    inner = [frame for frame, _ in frames[own + 1 :] if frame.f_code.co_filename.startswith(_TORCH)]
+    if not any(is_traced(value) for frame in inner for value in list(frame.f_locals.values())):
+        return None
+    frame, line = frames[own]
+    said = str(error).strip().split("\n")[0].rstrip(".")
+    return _located(
+        f"torch cannot do this with a traced value ({type(error).__name__}: {said})",
+        "torch.where(condition, a, b) instead of torch.cond, and torch's functions of single numbers",
+        frame.f_code.co_filename,
+        line,
+    )
 
 
 def untranslatable_function(reason: str, remedy: str, function: object) -> TraceError:

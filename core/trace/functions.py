@@ -19,10 +19,16 @@ STORED = {
 """Types that a kernel does not have, and what stands for them."""
 
 
+def _refuse_in_place(inplace: object) -> None:
+    if inplace:
+        raise untranslatable("inplace=True: a traced value cannot be changed", "`x = ...` without it")
+
+
 def _function(text: str) -> Operation:
     """A function of floats, the C++ of which is ``text``."""
 
     def apply(g: Graph, input: Operand, *, inplace: bool = False) -> Node:
+        _refuse_in_place(inplace)
         return g.operation(text, floats(g, input), torch.float32)
 
     return apply
@@ -67,6 +73,7 @@ def _masked_fill(g: Graph, input: Operand, mask: Operand, value: Operand) -> Nod
 
 @named("relu")
 def _relu(g: Graph, input: Operand, *, inplace: bool = False) -> Node:
+    _refuse_in_place(inplace)
     return OPERATIONS["maximum"](g, input, 0)
 
 
@@ -80,17 +87,62 @@ def _square(g: Graph, input: Operand) -> Node:
     return OPERATIONS["mul"](g, input, input)
 
 
-@named("to", "type", "type_as")
-def _to(g: Graph, input: Operand, dtype: object = None, *_: object, **__: object) -> Node:
-    """Conversion to a type; to a device or a layout it is nothing."""
-    wanted = input.dtype if isinstance(input, Node) else promoted(input)
-    if isinstance(dtype, Node):
-        wanted = dtype.dtype
-    elif isinstance(dtype, torch.dtype):
-        wanted = STORED.get(dtype, dtype)
-    if wanted not in RANK:
+@named("to")
+def _to(
+    g: Graph,
+    input: Operand,
+    *how: object,
+    dtype: object = None,
+    device: object = None,
+    other: object = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: object = None,
+) -> Node:
+    """Conversion: ``to(dtype, ...)``, ``to(device, dtype, ...)`` or ``to(other, ...)``; to a device it is nothing."""
+    types = [one for one in (*how[:2], dtype, other) if isinstance(one, torch.dtype | Node)]
+    rest = [one for one in (*how[1:], dtype, other) if not isinstance(one, torch.dtype | Node)]
+    switches = all(one is None or isinstance(one, bool | torch.memory_format) for one in rest)
+    if len(types) > 1 or not switches or not all(map(_is_place, (*how[:1], device))):
+        raise untranslatable("`to` is given something else than a device and one type", "`x.to(torch.int32)`")
+    return _converted(g, input, types[0] if types else promoted(input))
+
+
+def _is_place(value: object) -> bool:
+    """Whether ``to`` may begin with it: a device, or a type, or a value of that type."""
+    if isinstance(value, str):
+        try:
+            torch.device(value)
+        except RuntimeError:
+            return False
+    return value is None or isinstance(value, str | int | torch.device | torch.dtype | Node)
+
+
+_TENSOR_TYPES = {
+    f"torch.{name}Tensor": getattr(torch, f"{name}Tensor").dtype
+    for name in ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Short", "Char", "Byte", "Bool")
+}
+"""The names that Tensor.type takes instead of types."""
+
+
+@named("type")
+def _type(g: Graph, input: Operand, dtype: object, non_blocking: bool = False) -> Node:
+    wanted = _TENSOR_TYPES.get(dtype.replace("torch.cuda.", "torch.")) if isinstance(dtype, str) else dtype
+    if not isinstance(wanted, torch.dtype):
+        raise untranslatable(f"{dtype!r} is no type of torch", "`x.to(torch.int32)`")
+    return _converted(g, input, wanted)
+
+
+@named("type_as")
+def _type_as(g: Graph, input: Operand, other: Operand) -> Node:
+    return _converted(g, input, promoted(other))
+
+
+def _converted(g: Graph, input: Operand, like: torch.dtype | Node) -> Node:
+    dtype = like.dtype if isinstance(like, Node) else STORED.get(like, like)
+    if dtype not in RANK:
         raise untranslatable(f"no value is of type {dtype}", f"one of {', '.join(map(str, RANK))}")
-    return as_type(g, input, wanted)
+    return as_type(g, input, dtype)
 
 
 def _conversion(dtype: torch.dtype) -> Operation:
@@ -139,11 +191,11 @@ def _new_tensor(g: Graph, input: Operand, data: Operand, *, dtype: torch.dtype |
 
 
 def _full(g: Graph, like: Operand, value: Operand, size: object = (), *, dtype: torch.dtype | None = None) -> Node:
-    if tuple(size) if isinstance(size, tuple | list | torch.Size) else size:
+    if not isinstance(size, tuple | list | torch.Size) or len(size):
         raise untranslatable(
             f"a tensor of shape {size} inside a hook; values there are single numbers", "the shape `()`"
         )
-    return _to(g, value, dtype or promoted(like))
+    return _converted(g, value, dtype or promoted(like))
 
 
 for _name in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tanh", "erf"):

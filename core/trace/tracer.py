@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from attnloom.core.errors import AttnloomError
 from attnloom.core.trace import arithmetic, functions  # noqa: F401  they fill the table
 from attnloom.core.trace.captures import Names, Source, captured
 from attnloom.core.trace.dialect import ELEMENT, FLEX, RESULT, index_leaf, names_of
-from attnloom.core.trace.errors import untranslatable, untranslatable_function
+from attnloom.core.trace.errors import failed_in_torch, untranslatable, untranslatable_function
 from attnloom.core.trace.graph import Graph, Node
 from attnloom.core.trace.table import OPERATIONS, Operation
 from attnloom.core.trace.types import Operand, as_type
@@ -75,8 +76,15 @@ class _Tracer:
 
     def run(self, flex: bool | None) -> TracedHook:
         args, kwargs = self._arguments(flex)
-        with _Mode(self):
-            result = self._function(*args, **kwargs)
+        try:
+            with _Mode(self):
+                result = self._function(*args, **kwargs)
+        except AttnloomError:
+            raise
+        except Exception as error:  # the function's own ones pass
+            if (found := failed_in_torch(error, _holds_traced)) is not None:
+                raise found from error
+            raise
         node = self._result(result)
         if node is self._identity or (self._hook == "logits_mask" and node.constant is True):
             return TracedHook(None)
@@ -159,7 +167,7 @@ class _Tracer:
         words = name in ("to", "type")  # which a device's name may follow
         operands = [arg if words and isinstance(arg, str) else self._argument(arg) for arg in args]
         named = {
-            key: value if isinstance(value, str) else self._argument(value)
+            key: value if isinstance(value, str) and (words or key in _WORDS) else self._argument(value)
             for key, value in kwargs.items()
             if key != "out" or value is not None
         }
@@ -173,8 +181,7 @@ class _Tracer:
 
     def _argument(self, value: object) -> object:
         """Numbers become operands; a type or a shape stays what it is."""
-        plain = value is None or isinstance(value, torch.dtype | torch.device | torch.Size | tuple | list)
-        return value if plain else self.operand(value)
+        return value if value is None or isinstance(value, _PLAIN) else self.operand(value)
 
     def operand(self, value: object) -> Operand:
         if isinstance(value, Value):
@@ -259,6 +266,11 @@ class _Tracer:
         return result
 
 
+_WORDS = ("device", "rounding_mode")
+"""Arguments that may be text."""
+
+_PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, tuple, list)
+
 # Operators that begin with a tensor arrive under the names of Python's methods.
 _OPERATORS = {
     **{f"__{name}__": (name, False) for name in COMPARISONS},
@@ -296,6 +308,10 @@ def unused(name: str, taken: Mapping[str, object] | set[str]) -> str:
 @functools.cache
 def _signature(operation: Operation) -> inspect.Signature:
     return inspect.signature(operation)
+
+
+def _holds_traced(value: object) -> bool:
+    return any(isinstance(part, Traced) for part in _flattened(value))
 
 
 def _flattened(value: object) -> Iterator[object]:

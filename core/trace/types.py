@@ -104,6 +104,8 @@ def _widened(g: Graph, node: Node) -> Node:
 
 
 def _number(g: Graph, number: bool | int | float, dtype: torch.dtype) -> Node:
+    if not isinstance(number, bool | int | float):
+        raise untranslatable(f"{number!r} stands where a number is wanted", "a number, or a traced value")
     if dtype not in (torch.bool, torch.float32):
         low, high = RANGES[dtype]
         if not low <= int(number) <= high:
