@@ -83,7 +83,7 @@ def check_fixed(label: str, param: Param, value: Value, captures: Mapping[str, V
 
 def check_range(label: str, param: Param, value: float) -> None:
     """A number lies where its declaration says."""
-    if param.above is not None and not (value > param.above and math.isfinite(value)):
+    if param.above is not None and not (value > param.above and (isinstance(value, int) or math.isfinite(value))):
         raise ValueError(f"{label}={value!r}: expected a finite number above {param.above:g}")
 
 

@@ -12,7 +12,9 @@ Every table of the file that matches a layer's name acts on it, in the order of 
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,6 +39,8 @@ _OWN: dict[str, tuple[type, str]] = {
 }
 _KEYS = ("use", "layers", "params", "mode", *_OWN)
 _MODES = ("and", "replace")
+_MOST_DIMENSIONS = 8
+_SHOWN = 80
 
 
 def choice(option: object) -> Choice:
@@ -138,21 +142,67 @@ def _value(place: str, param: Param, value: object) -> Value:
         if tensor.dim() != len(param.shape):
             raise ValueError(f"{place}={value!r}: expected {len(param.shape)} dimensions")
         return tensor
-    whole = param.dtype == torch.int64
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise ValueError(f"{place}={value!r}: expected {'an int' if whole else 'a number'}")
-    check_range(place, param, value)
-    return int(value) if whole else float(value)
+    number = _number(place, value, param.dtype)
+    check_range(place, param, number)
+    return number
 
 
 def _numbers(place: str, value: object, dtype: torch.dtype) -> Tensor:
-    try:
-        tensor = torch.tensor(value, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError):
-        tensor = torch.tensor(0)
-    if not tensor.dim():
-        raise ValueError(f"{place}={value!r}: expected a list of numbers, or of lists of one length")
-    return tensor
+    shape = _shape(value)
+    if not shape:
+        raise ValueError(f"{place}={_short(value)}: expected a list of numbers, or of lists of one length")
+    return torch.tensor(_converted(place, value, dtype), dtype=dtype).reshape(shape)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    """Of lists of lists; () where it is no list, or its lists differ in length, or lie deeper than any shape."""
+    shape: tuple[int, ...] = ()
+    level = [value]
+    while all(isinstance(each, list) for each in level) and level and len(shape) < _MOST_DIMENSIONS:
+        lengths = {len(each) for each in level if isinstance(each, list)}
+        if len(lengths) != 1:
+            return ()
+        shape += (lengths.pop(),)
+        level = [item for each in level if isinstance(each, list) for item in each]
+    return () if any(isinstance(each, list) for each in level) else shape
+
+
+def _converted(place: str, value: object, dtype: torch.dtype) -> list[Any] | bool | float:
+    if isinstance(value, list):
+        return [_converted(f"{place}[{index}]", each, dtype) for index, each in enumerate(value)]
+    return _number(place, value, dtype)
+
+
+def _number(place: str, value: object, dtype: torch.dtype) -> bool | int | float:
+    """A number of a file, unchanged: one that the type does not have is an error, and not its nearest neighbour.
+
+    Decimals become the nearest float32, and inf and nan are what they say.
+    """
+    if dtype == torch.bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{place}={_short(value)}: expected true or false")
+        return value
+    floating = dtype.is_floating_point
+    if isinstance(value, bool) or not isinstance(value, int | float if floating else int):
+        raise ValueError(f"{place}={_short(value)}: expected {'a number' if floating else 'an int'}")
+    if floating:
+        try:
+            number = float(value)
+        except OverflowError:  # an int
+            number = math.inf
+        if math.isinf(ctypes.c_float(number).value) and value not in (math.inf, -math.inf):
+            raise ValueError(f"{place}={_short(value)}: expected a float32, which is at most 3.4e38")
+        return number
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    if not least <= value <= most:
+        raise ValueError(f"{place}={_short(value)}: expected {least} to {most}, the numbers of {str(dtype)[6:]}")
+    return int(value)
+
+
+def _short(value: object) -> str:
+    """A value as a message shows it: a long one is cut."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _patterns(place: str, table: Mapping[str, object]) -> tuple[str, ...]:

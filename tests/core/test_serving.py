@@ -102,7 +102,7 @@ def test_files_are_relative_to_the_toml_file(tmp_path: Path) -> None:
         ("[[variant]]\nuse = 'soft_cap'\nparams = {logit_cap = true}", "params.logit_cap=True: expected a number"),
         ("[[variant]]\nuse = 'alibi'\nparams = {alibi_slopes = 3}", "params.alibi_slopes=3: expected a list"),
         ("[[variant]]\nuse = 'alibi'\nparams = {alibi_slopes = [[1]]}", "expected 1 dimensions"),
-        ("[[variant]]\nuse = 'alibi'\nparams = {alibi_slopes = ['x']}", "expected a list of numbers"),
+        ("[[variant]]\nuse = 'alibi'\nparams = {alibi_slopes = ['x']}", r"alibi_slopes\[0\]='x': expected a number"),
         ("[[variant]]\nlogits_transform = 3", "variant 1: logits_transform=3: expected C"),
         ("[[variant]]\nleft = true", "variant 1: left=True: expected an int"),
         ("[[variant]]\nleft = -1", "variant 1: Variant.left=-1"),
@@ -110,7 +110,7 @@ def test_files_are_relative_to_the_toml_file(tmp_path: Path) -> None:
         ("[[variant]]\nleft = 1\nparams = {x = 'y'}", "params.x='y': expected a number"),
         (
             "[[variant]]\nuse = 'soft_cap'\nparams = {logit_cap = 0}",
-            "params.logit_cap=0: expected a finite number above 0",
+            "params.logit_cap=0.0: expected a finite number above 0",
         ),
         ("[[variant]]\nuse = 'soft_cap'\nparams = {logit_cap = inf}", "params.logit_cap=inf: expected a finite number"),
         ("[[variant]]\nuse = 'chunked_local(64)'\nparams = {chunk_size = 8}", "params.chunk_size=8: expected 64"),
@@ -149,6 +149,65 @@ def test_a_missing_file_and_a_wrong_name() -> None:
         choice({"variants": "no_such.toml"})
     with pytest.raises(ValueError, match="no 'no_such' in the catalogue"):
         choice({"variants": "no_such"})
+
+
+NUMBERS = """
+import torch
+from attnloom import Param, Variant
+v = Variant(
+    "v",
+    (
+        Param("d", torch.int32, (None,)),
+        Param("u", torch.uint8, (None,)),
+        Param("b", torch.bool, (None,)),
+        Param("f", torch.float32, (None,)),
+        Param("bias"),
+        Param("n", torch.int64),
+    ),
+    logits_transform="return logits;",
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("d = [1, 1.5]", r"params.d\[1\]=1.5: expected an int"),
+        ("d = [2147483648]", r"params.d\[0\]=2147483648: expected -2147483648 to 2147483647, the numbers of int32"),
+        ("d = [nan]", r"params.d\[0\]=nan: expected an int"),
+        ("d = [[1], [2, 3]]", r"params.d=\[\[1\], \[2, 3\]\]: expected a list of numbers, or of lists"),
+        ("d = [" + "[" * 100 + "1" + "]" * 100 + "]", r"params.d=.*: expected a list of numbers"),
+        ("u = [-1]", r"params.u\[0\]=-1: expected 0 to 255, the numbers of uint8"),
+        ("u = [true]", r"params.u\[0\]=True: expected an int"),
+        ("b = [1]", r"params.b\[0\]=1: expected true or false"),
+        ("f = [1e39]", r"params.f\[0\]=1e\+39: expected a float32"),
+        ("f = [true]", r"params.f\[0\]=True: expected a number"),
+        ("bias = -1e39", r"params.bias=-1e\+39: expected a float32"),
+        ("n = 9223372036854775808", "params.n=9223372036854775808: expected -9223372036854775808 to"),
+    ],
+)
+def test_numbers_that_a_parameter_does_not_have(tmp_path: Path, params: str, message: str) -> None:
+    (tmp_path / "numbers.py").write_text(NUMBERS)
+    with pytest.raises(ValueError, match=message) as raised:
+        choice(write(tmp_path, f"[[variant]]\nuse = 'numbers.py:v'\nparams = {{ {params} }}"))
+    assert str(raised.value).startswith(f"{tmp_path / 'serve.toml'}: variant 1: params.")
+
+
+def test_numbers_that_a_parameter_has(tmp_path: Path) -> None:
+    (tmp_path / "numbers.py").write_text(NUMBERS)
+    given = "d = [-2147483648], u = [255], b = [true], f = [1, -inf, 1e38], bias = inf, n = 9223372036854775807"
+    (table,) = choice(write(tmp_path, f"[[variant]]\nuse = 'numbers.py:v'\nparams = {{ {given} }}")).tables
+    found = {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in table.variant.captures.items()
+    }
+    assert found.pop("f") == [1.0, float("-inf"), pytest.approx(1e38)]
+    assert found == {"d": [-(2**31)], "u": [255], "b": [True], "bias": float("inf"), "n": 2**63 - 1}
+
+
+def test_an_int_of_a_hook_is_an_int64(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"variant 1: params.x=99999999999999999999: expected -9223372036854775808 to"):
+        choice(write(tmp_path, "[[variant]]\nlogits_transform = 'return logits;'\nparams = {x = 99999999999999999999}"))
 
 
 def test_a_pattern_that_names_no_layer() -> None:
