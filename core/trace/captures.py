@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attnloom.core.trace.errors import untranslatable
 from attnloom.core.trace.functions import STORED
-from attnloom.core.trace.graph import RANGES, RANK, Graph, Node
-from attnloom.core.trace.types import Operand, as_type
+from attnloom.core.trace.graph import RANK, Graph, Node
+from attnloom.core.trace.types import Operand, as_type, wrapped
 from attnloom.core.variant import CPP_KEYWORDS, Param
 
 _DEEPEST = 5
@@ -109,27 +109,33 @@ class Source:
         self._loads: list[tuple[Node, ...]] = []
 
     @property
+    def _lies_as(self) -> torch.dtype:
+        """Its type in memory: one that a parameter may have."""
+        return torch.int32 if self.dtype in (torch.int8, torch.int16) else self.dtype
+
+    @property
     def param(self) -> Param:
         """Its declaration."""
         sizes: list[int | str | None] = [self._least(dim) for dim in range(len(self.shape))]
         if self.held is not None and self.held.ndim == 0:
             sizes = [1]
-        return Param(self.name, self.dtype, tuple(sizes))
+        return Param(self.name, self._lies_as, tuple(sizes))
 
     @property
     def capture(self) -> Tensor | None:
         """Its value, as a kernel takes it; None where run() gives it."""
         if self.held is None:
             return None
-        tensor = self.held.detach().to(self.dtype).resolve_neg()  # x.imag may be a view with the sign still to turn
+        tensor = self.held.detach().to(self._lies_as).resolve_neg()  # x.imag may be a view with the sign still to turn
         return tensor.reshape(1) if tensor.ndim == 0 else tensor
 
     def load(self, g: Graph, indices: tuple[Operand, ...]) -> Node:
         """The element at ``indices``, one for each dimension."""
         nodes = tuple(self._index(g, dim, index) for dim, index in enumerate(indices))
         self._loads.append(nodes)
-        low, high = RANGES[self.dtype]
-        return g.operation(self._read, nodes, self.dtype, low, high, inline=self.held is None and not nodes)
+        inline = self.held is None and not nodes
+        # What run() is given instead of an int8 tensor is int32 and may hold more.
+        return wrapped(g, g.operation(self._read, nodes, self._lies_as, inline=inline), self.dtype)
 
     def _index(self, g: Graph, dim: int, index: Operand) -> Node:
         if isinstance(index, bool | float) or (isinstance(index, Node) and not index.is_int):

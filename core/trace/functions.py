@@ -13,10 +13,8 @@ STORED = {
     torch.float64: torch.float32,
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
-    torch.int16: torch.int32,
-    torch.int8: torch.int32,
 }
-"""Types that a kernel does not have, and what stands for them."""
+"""Types that no traced value has, and what stands for them: a kernel computes floats in float32."""
 
 
 def _refuse_in_place(inplace: object) -> None:

@@ -13,12 +13,22 @@ from dataclasses import dataclass
 
 import torch
 
-RANK = {torch.bool: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 3, torch.float32: 4}
-"""The types of traced values. Of two the one of higher rank is torch's promotion."""
+RANK = {
+    torch.bool: 0,
+    torch.uint8: 1,
+    torch.int8: 2,
+    torch.int16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.float32: 6,
+}
+"""The types of traced values. Of two the one of higher rank is torch's promotion, but for uint8 and int8: int16."""
 
 RANGES = {
     torch.bool: (0, 1),
     torch.uint8: (0, 255),
+    torch.int8: (-(2**7), 2**7 - 1),
+    torch.int16: (-(2**15), 2**15 - 1),
     torch.int32: (-(2**31), 2**31 - 1),
     torch.int64: (-(2**63), 2**63 - 1),
     torch.float32: (0, 0),
@@ -56,7 +66,7 @@ class Node:
     @property
     def is_int(self) -> bool:
         """Whether it is an integer and not a bool."""
-        return 0 < RANK[self.dtype] < 4
+        return 0 < RANK[self.dtype] < RANK[torch.float32]
 
     @property
     def cpp_type(self) -> str:

@@ -21,7 +21,8 @@ from attnloom.core.trace import arithmetic, functions  # noqa: F401  they fill t
 from attnloom.core.trace.captures import Names, Source, captured
 from attnloom.core.trace.dialect import ELEMENT, FLEX, RESULT, index_leaf, names_of
 from attnloom.core.trace.errors import failed_in_torch, untranslatable, untranslatable_function
-from attnloom.core.trace.graph import Graph, Node
+from attnloom.core.trace.functions import STORED
+from attnloom.core.trace.graph import RANK, Graph, Node
 from attnloom.core.trace.table import OPERATIONS, Operation
 from attnloom.core.trace.types import Operand, as_type
 from attnloom.core.trace.value import BINARY, COMPARISONS, UNARY, Params, Traced, Value, Vector, index_tensor
@@ -207,11 +208,9 @@ class _Tracer:
                 f"`{name}[...]` with one index for each dimension",
             )
         if id(tensor) in self._constants:
-            value = tensor.item()
-            dtype = (
-                torch.float32 if isinstance(value, float) else torch.bool if isinstance(value, bool) else torch.int64
-            )
-            return as_type(self._graph, value, dtype)
+            dtype = STORED.get(tensor.dtype, tensor.dtype)
+            if dtype in RANK:
+                return as_type(self._graph, tensor.item(), dtype)
         return self._source(tensor).load(self._graph, ())
 
     def _source(self, tensor: Tensor) -> Source:

@@ -17,6 +17,8 @@ def promoted(*operands: Operand) -> torch.dtype:
     """The type that torch gives an operation on ``operands``, which are as good as tensors without dimensions."""
     strong = [operand.dtype for operand in operands if isinstance(operand, Node)]
     dtype = max(strong, key=RANK.__getitem__) if strong else torch.bool
+    if dtype == torch.int8 and torch.uint8 in strong:
+        dtype = torch.int16
     for operand in operands:
         if isinstance(operand, float):
             dtype = torch.float32
@@ -31,7 +33,7 @@ def as_type(g: Graph, operand: Operand, dtype: torch.dtype) -> Node:
         return _number(g, operand, dtype)
     if operand.dtype == dtype:
         return operand
-    if operand.constant is not None and dtype != torch.uint8 and math.isfinite(operand.constant):
+    if operand.constant is not None and dtype not in _MASKS and math.isfinite(operand.constant):
         return _number(g, operand.constant, dtype)
     if dtype == torch.bool:
         unequal = "{0} != 0.0f" if operand.dtype == torch.float32 else "{0} != 0"
@@ -48,13 +50,19 @@ def as_type(g: Graph, operand: Operand, dtype: torch.dtype) -> Node:
     return wrapped(g, operand, dtype)
 
 
+_MASKS = {torch.uint8: (255, 0), torch.int8: (255, 128), torch.int16: (65535, 32768)}
+"""Types of fewer bits than a kernel computes with: the bits they have, and the one that is their sign."""
+
+
 def wrapped(g: Graph, node: Node, dtype: torch.dtype) -> Node:
     """An integer brought into the range of ``dtype`` as two's complement does."""
     low, high = RANGES[dtype]
     if low <= node.low and node.high <= high:
         return node if node.dtype == dtype else g.operation("{0}", (node,), dtype, node.low, node.high, inline=True)
-    if dtype == torch.uint8:
-        return g.operation("int32_t({0} & 255)", (node,), dtype, 0, 255)
+    if dtype in _MASKS:
+        mask, sign = _MASKS[dtype]
+        text = f"int32_t(({{0}} & {mask}) ^ {sign}) - {sign}" if sign else f"int32_t({{0}} & {mask})"
+        return g.operation(text, (node,), dtype)
     return g.operation("int32_t({0})", (node,), dtype)
 
 

@@ -132,6 +132,17 @@ def test_names_of_captured_tensors() -> None:
     assert [param.name for param in attnloom.score_mod(partial).params] == ["table", "double_"]
 
 
+def test_integers_of_few_bits_lie_in_32_and_are_brought_back_into_range() -> None:
+    tiny = torch.zeros(4, dtype=torch.int8)
+    variant = attnloom.score_mod(lambda s, b, h, q, k: s + (tiny[k & 3] + 1))
+    assert variant.params == (Param("tiny", torch.int32, (None,)),)
+    assert variant.texts("logits_transform")[0].split("\n")[1:4] == [
+        "const int32_t t1 = params.tiny.at(t0);",
+        "const int32_t t2 = int32_t((t1 & 255) ^ 128) - 128;",
+        "const int32_t t3 = t2 + 1;",
+    ]
+
+
 def test_a_capture_can_be_replaced_at_run_time_and_is_checked() -> None:
     variant = attnloom.score_mod(lambda s, b, h, q, k: s + SLOPES[h])
     sizes = {"num_qo_heads": 6}

@@ -32,6 +32,9 @@ BYTES = torch.randint(0, 255, (KEYS + 1,), generator=_RANDOM, dtype=torch.uint8)
 FLAGS = torch.rand(3, KEYS, generator=_RANDOM)[1:] < 0.5
 HALVES = torch.randn(KEYS, generator=_RANDOM).half()
 SMALL = torch.randint(-100, 100, (KEYS,), generator=_RANDOM, dtype=torch.int8)
+TINY = torch.randint(-128, 128, (KEYS,), generator=_RANDOM, dtype=torch.int8)
+SHORTS = torch.randint(-(2**15), 2**15, (KEYS,), generator=_RANDOM, dtype=torch.int16)
+TINY[0], SHORTS[0] = -128, -(2**15)
 FACTOR, OFFSET, TRUTH = torch.tensor(1.5), torch.tensor(-3), torch.tensor(True)
 
 Expression = Callable[[Any, Any, Any, Any], Any]
@@ -82,6 +85,16 @@ INTEGERS: dict[str, Expression] = {
     "32 bits wrap": lambda x, h, q, k: (NARROW[k] * NARROW[q]) % 1009,
     "32 bits promote": lambda x, h, q, k: (NARROW[k] * q + k) % 1009,
     "bytes wrap": lambda x, h, q, k: BYTES[k] * 3 + BYTES[q] - 7,
+    "8 bits wrap": lambda x, h, q, k: TINY[k] * 3 + TINY[q] - 7 + (TINY[k] << 3) + abs(TINY[k]) - (-TINY[q]) + ~TINY[q],
+    "8 bits divide": lambda x, h, q, k: TINY[k] // -1 + 300 * (TINY[k].to(torch.int32) // -1) + TINY[k] % 7,
+    "8 bits promote": lambda x, h, q, k: TINY[k] * BYTES[k] * 5 + TINY[k] + 100000 * (TINY[q] * q),
+    "16 bits wrap": lambda x, h, q, k: SHORTS[k] * TINY[q] + SHORTS[q] ** 2 + SHORTS[k] * BYTES[q] - 5 * SHORTS[q],
+    "constants of few bits": lambda x, h, q, k: (
+        TINY[k] + torch.tensor(100, dtype=torch.int8) + 1000 * (BYTES[k] + torch.tensor(99, dtype=torch.uint8)).int()
+    ),
+    "to few bits": lambda x, h, q, k: (
+        (k * 3).to(torch.int8) + 1000 * (q * 12345 * k).to(torch.int16).int() + (q * 2**40 + k * 3).type(torch.int8)
+    ),
     "bytes promote": lambda x, h, q, k: BYTES[k] - q,
     "hash": lambda x, h, q, k: (q * 2654435761 + k * 40503 + h) % 1000,
     "bits": lambda x, h, q, k: (q & 12) + (k | 5) * 100 + (q ^ k) * 10000,
