@@ -6,6 +6,7 @@ configuration; one under which a pattern matches no layer does not, since the se
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ _LAYERS = (
     "transformer.encoder.layers",  # ChatGLM
     "gpt_neox.layers",
 )
+MOST_LAYERS = 1000
+"""More than any model has: a configuration with more is none, and all their names would not fit into memory."""
 _ATTENTION = ("self_attn.attn", "attn.attn", "attention.attn", "self_attention.attn")
 
 
@@ -31,8 +34,19 @@ def combinations(chosen: Choice, num_layers: int | None) -> list[tuple[Table, ..
         chosen: the tables.
         num_layers: of the model. None, or names of layers that no scheme here has: what occurs is guessed to be the
             tables for every layer, alone (or none) and with each of those for some layers.
+
+    Raises:
+        ValueError: a pattern would match a layer of a deeper model, and matches none of this one; or the model is
+            deeper than any.
     """
     if num_layers is not None:
+        if num_layers > MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers={num_layers}: expected at most {MOST_LAYERS}")
+        for table, pattern in unmatched(chosen, num_layers):
+            if _any_matches(pattern, MOST_LAYERS):
+                raise ValueError(
+                    f"{table.place}: layers: {pattern!r} matches no layer of this model, which has {num_layers}"
+                )
         found = dict.fromkeys(
             chosen.of(name) for names in _schemes(num_layers) if _matches(chosen, names) for name in names
         )
@@ -41,6 +55,17 @@ def combinations(chosen: Choice, num_layers: int | None) -> list[tuple[Table, ..
     every = [table for table in chosen.tables if "*" in table.layers]
     some = [table for table in chosen.tables if table not in every]
     return [tuple(every), *(tuple(table for table in chosen.tables if table in every or table is one) for one in some)]
+
+
+def unmatched(chosen: Choice, num_layers: int) -> list[tuple[Table, str]]:
+    """The patterns, each with its table, that match no layer of that many under any scheme of names."""
+    return [
+        (table, pattern) for table in chosen.tables for pattern in table.layers if not _any_matches(pattern, num_layers)
+    ]
+
+
+def _any_matches(pattern: str, num_layers: int) -> bool:
+    return any(fnmatchcase(name, pattern) for names in _schemes(num_layers) for name in names)
 
 
 def _schemes(num_layers: int) -> list[list[str]]:

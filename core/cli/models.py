@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnloom.core.cli.catalogue import DTYPES, Dtype, dtype_named
-from attnloom.core.cli.layers import combinations
+from attnloom.core.cli.layers import combinations, unmatched
 
 if TYPE_CHECKING:
     from attnloom.core.serving import Choice, Table
@@ -74,9 +74,18 @@ def needs(file: Path, dtype: Dtype | None = None, chosen: Choice | None = None) 
         )
     found = dtype or _dtype(path, text, config)
     num_layers = _number(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    tables: list[tuple[Table, ...]] = [()] if chosen is None else combinations(chosen, num_layers)
+    tables: list[tuple[Table, ...]] = [()]
+    guessed = ""
+    if chosen is not None:
+        try:
+            tables = combinations(chosen, num_layers)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        strange = [pattern for _, pattern in unmatched(chosen, num_layers)] if num_layers is not None else []
+        if strange:
+            guessed = f"; {', '.join(map(repr, strange))} matches no name of a layer that is known: guessed"
     return [
-        Need(variant, head_dim, found, why)
+        Need(variant, head_dim, found, f"{why}{guessed}")
         for head_dim in _head_dims(path, text)
         for variant, why in _variants(path, text, tables)
     ]

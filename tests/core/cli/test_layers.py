@@ -46,6 +46,19 @@ def test_a_scheme_of_names_that_a_pattern_rules_out_adds_nothing() -> None:
     assert met({"a": ("*.layers.*",), "b": ("*.11.*",)}, 12) == {"a", "ab"}
 
 
+@pytest.mark.parametrize("pattern", ["*.layers.12.*", "transformer.h.999.*", "*.1[2-9].self_attn.attn"])
+def test_a_pattern_for_a_deeper_model(pattern: str) -> None:
+    assert met({"a": (pattern.replace("12", "11").replace("999", "11").replace("1[2", "1[1"),)}, 12) == {"", "a"}
+    with pytest.raises(ValueError) as raised:
+        combinations(chosen({"here": ("*.0.*", pattern)}), 12)
+    assert str(raised.value) == f"here: layers: {pattern!r} matches no layer of this model, which has 12"
+
+
+def test_more_layers_than_any_model_has() -> None:
+    with pytest.raises(ValueError, match="num_hidden_layers=1000000000: expected at most 1000"):
+        combinations(chosen({"a": ("*.layers.1.*",)}), 10**9)
+
+
 @pytest.mark.parametrize("num_layers", [None, 12])
 def test_unknown_names_are_guessed(num_layers: int | None) -> None:
     layers = {"a": ("tower.0.*",), "b": ("tower.*",), "c": EVERY_LAYER}

@@ -12,6 +12,8 @@ from attnloom.backends.vllm.variant import layer_variant as backend_variant
 from attnloom.core.cli.build import _specs
 from attnloom.core.cli.catalogue import DTYPES
 from attnloom.core.cli.models import layer_variant, needs
+from attnloom.core.serving import Choice, Table
+from attnloom.core.variants import Full
 
 LLAMA = {
     "model_type": "llama",
@@ -110,3 +112,18 @@ def test_other_files(tmp_path: Path, text: str, message: str) -> None:
 def test_what_no_kernel_serves(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"head_dim=100 \(causal\): expected one of \(64, 80,"):
         _specs(needs(write(tmp_path, {**LLAMA, "head_dim": 100})))
+
+
+def test_patterns_that_match_no_layer(tmp_path: Path) -> None:
+    file = write(tmp_path, {**LLAMA, "num_hidden_layers": 2})
+    deeper = Choice((Table("serve.toml: variant 1", Full(), ("*.layers.7.*",)),))
+    with pytest.raises(
+        ValueError, match=r"config.json: serve.toml: variant 1: layers: '\*.layers.7.\*' matches no layer"
+    ):
+        needs(file, None, deeper)
+    strange = Choice((Table("serve.toml: variant 1", Full(), ("tower.7.*",)),))
+    assert all(
+        "'tower.7.*' matches no name of a layer that is known" in need.why for need in needs(file, None, strange)
+    )
+    known = Choice((Table("serve.toml: variant 1", Full(), ("*.layers.1.*",)),))
+    assert not any("matches no" in need.why for need in needs(file, None, known))
