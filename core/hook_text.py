@@ -21,13 +21,46 @@ _CLOSES = {")": "(", "}": "{", "]": "["}
 _CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*(if|el)", re.MULTILINE)
 _LINE = re.compile(r'^[ \t]*#line[ \t]+(\d+)(?:[ \t]+"([^"\n]*)")?[^\n]*\n', re.MULTILINE)
 _ASSIGNMENT = re.compile(r"\b([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)([^;]*);")
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+# What a compiler reads past, and, so that a quote inside them begins nothing, the names and numbers between.
+_UNREAD = re.compile(
+    r"""
+    (?P<unread> ^[ \t]*\#[ \t]*line\b[^\n]* | //(?:\\\n|[^\n])* | /\*.*?\*/
+        | R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
+    | [A-Za-z_]\w* | \.?\d(?:'?[\w.])*
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OF_A_TOKEN = frozenset(("kv_pos", "kv_index"))
 
 
+def code_of(text: str) -> str:
+    """A hook's text without its comments, strings and ``#line``: what names in it are read."""
+    return _UNREAD.sub(lambda piece: " " if piece["unread"] else piece[0], text)
+
+
+def function_body(text: str, place: str) -> str:
+    """A hook's text as the rest of a function after its ``{``, the last ``}`` included.
+
+    A compiler that misses something at the end blames the text's last line, and what the text defines ends with it.
+
+    Args:
+        text: of a hook.
+        place: what errors call a text that has no ``#line`` of its own.
+    """
+    if not text.lstrip().startswith("#line"):
+        text = f'#line 1 "{place}"\n{text}'
+    text = text.rstrip()
+    file, number = _position(text, len(text))
+    names = dict.fromkeys(_DEFINE.findall(code_of(text)))
+    last = f'#line {number} "{file}"' if file else f"#line {number}"
+    return "\n".join([text, last, "}", *(f"#undef {name}" for name in names)])
+
+
 def check_whole(text: str, hook: str) -> None:
-    """Refuse a text that ends inside a bracket, a string or a comment: a compiler would blame what follows it.
+    """Refuse a text that is empty or ends inside a bracket, a string or a comment: errors would blame what follows it.
 
     Args:
         text: of a hook; a ``#line`` in it says where what follows was written.
@@ -36,6 +69,8 @@ def check_whole(text: str, hook: str) -> None:
     Raises:
         ValueError: with the hook, and the line that opens or closes too much.
     """
+    if not code_of(text).strip():
+        raise ValueError(f"{hook}: expected C++ such as `return ...;`, got an empty text or comments alone")
     opened: list[re.Match[str]] = []
     branches = _CONDITIONAL.search(text) is not None
     for piece in _PIECE.finditer(text):
@@ -59,11 +94,17 @@ def check_whole(text: str, hook: str) -> None:
 def _shown(text: str, piece: re.Match[str]) -> str:
     """Where a piece stands, as a compiler says it, and its line."""
     at = piece.start()
-    file, begin, number = "line ", 0, 1
-    for line in _LINE.finditer(text, 0, at):
-        file, begin, number = f"{line[2]}:" if line[2] else file, line.end(), int(line[1])
+    file, number = _position(text, at)
     whole = text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
-    return f"{file}{number + text.count(chr(10), begin, at)}: {whole.strip()}"
+    return f"{f'{file}:' if file else 'line '}{number}: {whole.strip()}"
+
+
+def _position(text: str, at: int) -> tuple[str, int]:
+    """The file, "" if none is named, and the line of a character."""
+    file, begin, number = "", 0, 1
+    for line in _LINE.finditer(text, 0, at):
+        file, begin, number = line[2] or file, line.end(), int(line[1])
+    return file, number + text.count("\n", begin, at)
 
 
 def keys_by_column(texts: Iterable[str]) -> bool:

@@ -93,7 +93,8 @@ def _host_recipe(target: str) -> Recipe:
     arch = host_arch()
     # No -ffast-math: masks rely on infinities and NaN. errno and traps are what stands between a loop and SIMD.
     compile_flags = (
-        "-std=c++17 -O3 -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=fast"
+        "-std=c++17 -O3 -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=fast "
+        "-Werror=return-type"  # a hook that returns nothing would run on into whatever lies behind it
     )
     return Recipe(arch.name, (*compile_flags.split(), *arch.flags), ("-shared", "-fopenmp"))
 
@@ -153,7 +154,8 @@ def _cuda_recipe(target: str) -> Recipe:
     # Machine code of the one architecture and no PTX: what runs is what was compiled and tested.
     flags = (
         f"-std=c++17 -O3 -gencode=arch=compute_{target},code=sm_{target} "
-        "-Xcompiler -fPIC,-fvisibility=hidden -diag-suppress 177"  # 177: a variant's unused switches
+        "-Xcompiler -fPIC,-fvisibility=hidden "
+        "-diag-suppress 177 -diag-error 940"  # a variant's unused switches; a hook that returns nothing
     )
     return Recipe(f"sm_{target}", tuple(flags.split()), ("-shared",))
 
