@@ -9,6 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def shown(value: object, most: int = 80) -> str:
+    """A value as a message shows it: a long one is cut."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 class AttnloomError(Exception):
     """Base of every error that attnloom defines."""
 

@@ -14,6 +14,7 @@ from attnloom.core.checks import check_positive, check_tensor
 from attnloom.core.host import host_module
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.plan import Plan, PlanKey
+from attnloom.core.settings import MOST_WORKERS
 from attnloom.core.tiles import Costs
 
 
@@ -119,7 +120,8 @@ def check_lengths(qo_indptr: Tensor, num_requests: int) -> int:
 
 def check_workers(key: PlanKey, num_workers: int, lockstep: int) -> None:
     """Workers can be shared out in groups of ``lockstep``."""
-    check_positive("num_workers", num_workers)
+    if check_positive("num_workers", num_workers) > MOST_WORKERS:
+        raise ValueError(f"num_workers={num_workers}: expected at most {MOST_WORKERS}")
     if lockstep < 1 or num_workers % lockstep or key.num_kv_heads % lockstep:
         raise ValueError(
             f"lockstep={lockstep}: expected a divisor of num_workers={num_workers} and num_kv_heads={key.num_kv_heads}"

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnloom.core.errors import shown
 from attnloom.core.named import parse_variant
 from attnloom.core.params import Value, check_fixed, check_range
 from attnloom.core.serving import EVERY_LAYER, Choice, Table
@@ -40,7 +41,6 @@ _OWN: dict[str, tuple[type, str]] = {
 _KEYS = ("use", "layers", "params", "mode", *_OWN)
 _MODES = ("and", "replace")
 _MOST_DIMENSIONS = 8
-_SHOWN = 80
 
 
 def choice(option: object) -> Choice:
@@ -76,6 +76,8 @@ def _read(path: Path, content: bytes) -> Choice:
         document = tomllib.loads(content.decode())
     except ValueError as error:
         raise ValueError(f"{path}: {error}: expected TOML") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply: expected tables [[variant]]") from None
     tables = document.get("variant")
     if set(document) != {"variant"} or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         raise ValueError(f"{path}: keys {sorted(document)}: expected tables [[variant]] and nothing else")
@@ -150,7 +152,7 @@ def _value(place: str, param: Param, value: object) -> Value:
 def _numbers(place: str, value: object, dtype: torch.dtype) -> Tensor:
     shape = _shape(value)
     if not shape:
-        raise ValueError(f"{place}={_short(value)}: expected a list of numbers, or of lists of one length")
+        raise ValueError(f"{place}={shown(value)}: expected a list of numbers, or of lists of one length")
     return torch.tensor(_converted(place, value, dtype), dtype=dtype).reshape(shape)
 
 
@@ -180,29 +182,23 @@ def _number(place: str, value: object, dtype: torch.dtype) -> bool | int | float
     """
     if dtype == torch.bool:
         if not isinstance(value, bool):
-            raise ValueError(f"{place}={_short(value)}: expected true or false")
+            raise ValueError(f"{place}={shown(value)}: expected true or false")
         return value
     floating = dtype.is_floating_point
     if isinstance(value, bool) or not isinstance(value, int | float if floating else int):
-        raise ValueError(f"{place}={_short(value)}: expected {'a number' if floating else 'an int'}")
+        raise ValueError(f"{place}={shown(value)}: expected {'a number' if floating else 'an int'}")
     if floating:
         try:
             number = float(value)
         except OverflowError:  # an int
             number = math.inf
         if math.isinf(ctypes.c_float(number).value) and value not in (math.inf, -math.inf):
-            raise ValueError(f"{place}={_short(value)}: expected a float32, which is at most 3.4e38")
+            raise ValueError(f"{place}={shown(value)}: expected a float32, which is at most 3.4e38")
         return number
     least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     if not least <= value <= most:
-        raise ValueError(f"{place}={_short(value)}: expected {least} to {most}, the numbers of {str(dtype)[6:]}")
+        raise ValueError(f"{place}={shown(value)}: expected {least} to {most}, the numbers of {str(dtype)[6:]}")
     return int(value)
-
-
-def _short(value: object) -> str:
-    """A value as a message shows it: a long one is cut."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _patterns(place: str, table: Mapping[str, object]) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 FAMILIES = ("cpu", "sm80", "sm90", "sm100")
 
+MOST_WORKERS = 1 << 20
+"""Of a plan: far more than any device runs, and few enough for the tables that have an entry for each."""
+
 _SWITCH = {"on": True, "1": True, "off": False, "0": False}
 
 
@@ -97,6 +100,6 @@ def _workers(env: Mapping[str, str]) -> int | None:
     value = env.get("ATTNLOOM_WORKERS", "")
     if not value:
         return None
-    if not (value.isascii() and value.isdigit() and int(value) >= 1):
-        raise ValueError(f"ATTNLOOM_WORKERS={value!r}: expected an integer of at least 1")
+    if not (value.isascii() and value.isdigit() and len(value) <= 20 and 1 <= int(value) <= MOST_WORKERS):
+        raise ValueError(f"ATTNLOOM_WORKERS={value!r}: expected an integer of at least 1 and at most {MOST_WORKERS}")
     return int(value)

@@ -46,6 +46,9 @@ def main() -> None:
     except (AttnloomError, OSError, ValueError) as error:
         print(f"attnloom: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except (OverflowError, RecursionError, MemoryError) as error:
+        print(f"attnloom: {type(error).__name__}: {error}: a number, a nesting or a file is too large", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import random
@@ -9,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+from attnloom.core.errors import shown
 
 PREFIX_TOKENS = 512
 """Tokens of a block that Mooncake's traces name by a hash id."""
@@ -96,7 +99,8 @@ def trace(file: Path, batch: int, skip: int, seed: int, prefill: int) -> Lengths
     q: list[int] = []
     kv: list[int] = []
     prefixes: list[tuple[int, ...]] = []
-    with file.open(encoding="utf-8") as text:
+    # utf-8-sig: what Windows writes begins with a mark that is no part of the first name.
+    with file.open(encoding="utf-8-sig", newline="") as text, _readable(file):
         for index, (prompt, answer, ids) in enumerate(_requests(file, text)):
             if index < skip:
                 continue
@@ -121,10 +125,28 @@ _Request = tuple[int, int, list[int]]
 """Tokens of the prompt, tokens of the answer, hash ids."""
 
 
+@contextlib.contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: {error}: expected a text file in UTF-8") from None
+    except csv.Error as error:
+        raise ValueError(f"{file}: {error}: expected CSV with ContextTokens and GeneratedTokens") from None
+
+
 def _requests(file: Path, text: TextIO) -> Iterator[_Request]:
     first = text.read(1)
+    while first.isspace():
+        first = text.read(1)
     text.seek(0)
     return _json_lines(file, text) if first == "{" else _table(file, text)
+
+
+def _tokens(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{shown(value)} is no number of tokens")
+    return value
 
 
 def _json_lines(file: Path, text: TextIO) -> Iterator[_Request]:
@@ -133,11 +155,13 @@ def _json_lines(file: Path, text: TextIO) -> Iterator[_Request]:
             continue
         try:
             row = json.loads(line)
-            yield int(row["input_length"]), int(row["output_length"]), [int(name) for name in row.get("hash_ids", ())]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            prompt, answer = _tokens(row["input_length"]), _tokens(row["output_length"])
+            names = [int(name) for name in row.get("hash_ids", ())]
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"{file}, line {number}: {error!r}: expected a JSON object with numbers input_length and output_length"
             ) from None
+        yield prompt, answer, names
 
 
 def _table(file: Path, text: TextIO) -> Iterator[_Request]:
@@ -147,9 +171,10 @@ def _table(file: Path, text: TextIO) -> Iterator[_Request]:
             raise ValueError(f"{file}, line 1: no column {name}: expected ContextTokens and GeneratedTokens")
     for row in rows:
         try:
-            yield int(row["ContextTokens"]), int(row["GeneratedTokens"]), []
+            prompt, answer = _tokens(int(row["ContextTokens"])), _tokens(int(row["GeneratedTokens"]))
         except (ValueError, TypeError):
             raise ValueError(
-                f"{file}, line {rows.line_num}: ContextTokens={row['ContextTokens']!r}, "
-                f"GeneratedTokens={row['GeneratedTokens']!r}: expected numbers"
+                f"{file}, line {rows.line_num}: ContextTokens={shown(row['ContextTokens'])}, "
+                f"GeneratedTokens={shown(row['GeneratedTokens'])}: expected numbers"
             ) from None
+        yield prompt, answer, []

@@ -62,7 +62,7 @@ def needs(file: Path, dtype: Dtype | None = None, chosen: Choice | None = None) 
     path = file / "config.json" if file.is_dir() else file
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}: expected a model's config.json") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: expected a model's config.json, which is an object")

@@ -14,6 +14,8 @@ from attnloom.core.cli import lengths as sources
 from attnloom.core.cli.catalogue import DTYPES
 from attnloom.core.cli.lengths import Lengths
 from attnloom.core.cli.text import count, size
+from attnloom.core.errors import shown
+from attnloom.core.settings import MOST_WORKERS
 
 if TYPE_CHECKING:
     from attnloom.core.cli.balance import Balance
@@ -65,6 +67,11 @@ def command(
         raise typer.BadParameter(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     if full and window is not None:
         raise typer.BadParameter("--full and --window exclude each other")
+    for option, value in (("--batch", batch), ("--mean", mean)):
+        if value >= 2**30:
+            raise ValueError(f"{option} {shown(value)}: expected fewer than 2**30")
+    if workers is not None and workers > MOST_WORKERS:
+        raise ValueError(f"--workers {shown(workers)}: expected at most {MOST_WORKERS}")
     queries = _numbers("--q", q)
     if kv is None and len(queries) != 1:
         raise typer.BadParameter(f"--q {q}: expected one length, which is that of all requests drawn")

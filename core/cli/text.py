@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
+
+from attnloom.core.errors import shown
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -27,7 +30,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ValueError(f"size {text!r}: expected a number of bytes, or one with K, M, G or T, such as 500M")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(_finite("size", text, float(match[1]) * _UNITS[match[2]]))
 
 
 def parse_duration(text: str) -> float:
@@ -39,7 +42,13 @@ def parse_duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
     if match is None:
         raise ValueError(f"duration {text!r}: expected a number with s, m, h, d or w, such as 30d")
-    return float(match[1]) * _SECONDS[match[2]]
+    return _finite("duration", text, float(match[1]) * _SECONDS[match[2]])
+
+
+def _finite(kind: str, text: str, value: float) -> float:
+    if math.isinf(value):
+        raise ValueError(f"{kind} {shown(text)}: expected a number of fewer digits")
+    return value
 
 
 def ago(then: float) -> str:

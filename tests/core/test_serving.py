@@ -205,6 +205,11 @@ def test_numbers_that_a_parameter_has(tmp_path: Path) -> None:
     assert found == {"d": [-(2**31)], "u": [255], "b": [True], "bias": float("inf"), "n": 2**63 - 1}
 
 
+def test_a_file_that_is_nested_deeply(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"serve.toml: nested too deeply"):
+        choice(write(tmp_path, "[[variant]]\nuse = 'causal'\nparams = {x = " + "[" * 9000 + "]" * 9000 + "}"))
+
+
 def test_an_int_of_a_hook_is_an_int64(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"variant 1: params.x=99999999999999999999: expected -9223372036854775808 to"):
         choice(write(tmp_path, "[[variant]]\nlogits_transform = 'return logits;'\nparams = {x = 99999999999999999999}"))

@@ -33,6 +33,8 @@ def test_everything_set() -> None:
         ("ATTNLOOM_FAMILY", "sm70", "one of cpu, sm80, sm90, sm100"),
         ("ATTNLOOM_WORKERS", "0", "an integer of at least 1"),
         ("ATTNLOOM_WORKERS", "-1", "an integer of at least 1"),
+        ("ATTNLOOM_WORKERS", "99999999999", "an integer of at least 1 and at most 1048576"),
+        ("ATTNLOOM_WORKERS", "9" * 50, "an integer of at least 1 and at most 1048576"),
         ("ATTNLOOM_WORKERS", "1.5", "an integer of at least 1"),
         ("ATTNLOOM_WORKERS", "²", "an integer of at least 1"),
     ],

@@ -78,7 +78,16 @@ def test_json_lines_name_shared_prefixes() -> None:
         ('{"input_length": 1, "output_length": 2}\nnot json\n', "line 2: .*expected a JSON object"),
         ('{"input_length": 1, "output_length": 2}\n[1]\n', "line 2: .*expected a JSON object"),
         ("", "line 1: no column ContextTokens"),
-        ("ContextTokens,GeneratedTokens\n-5,2\n1,1\n", "kv=-"),
+        (
+            "ContextTokens,GeneratedTokens\n-5,2\n1,1\n",
+            "line 2: ContextTokens='-5', GeneratedTokens='2': expected numbers",
+        ),
+        ('ContextTokens,GeneratedTokens\n"' + "1" * 200_000 + '",5\n', "field larger than field limit"),
+        ("ContextTokens,GeneratedTokens\n" + "1" * 9000 + ",5\n", r"line 2: ContextTokens='1{79}\.\.\., Gener"),
+        ('{"input_length": Infinity, "output_length": 1}\n', "line 1: .*inf is no number of tokens"),
+        ('{"input_length": 3.7, "output_length": 1}\n', "line 1: .*3.7 is no number of tokens"),
+        ('{"input_length": 600, "output_length": 1, "hash_ids": [Infinity]}\n', "line 1: .*expected a JSON object"),
+        ('{"input_length": 1, "x":' + "[" * 100_000 + "]" * 100_000 + "}\n", "line 1: RecursionError"),
     ],
 )
 def test_other_files(tmp_path: Path, text: str, message: str) -> None:
@@ -86,6 +95,21 @@ def test_other_files(tmp_path: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         trace(file, 2, 0, 0, 0)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    file.write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match=r"trace: 'utf-8' codec .*: expected a text file in UTF-8"):
+        trace(file, 1, 0, 0, 0)
+
+
+def test_marks_and_blank_lines_before_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    file.write_bytes(b"\xef\xbb\xbfContextTokens,GeneratedTokens\r\n5,6\r\n")
+    assert trace(file, 1, 0, 0, 1).kv == (5,)
+    file.write_text('\n\n{"input_length": 5, "output_length": 1}\n')
+    assert trace(file, 1, 0, 0, 1).kv == (5,)
 
 
 def test_a_trace_that_is_too_short() -> None:

@@ -97,6 +97,7 @@ def test_the_backend_asks_for_the_same_kernels(
     [
         ("{", "expected a model's config.json"),
         ("[]", "which is an object"),
+        ("[" * 100_000, "recursion depth.*: expected a model's config.json"),
         ("{}", "expected head_dim, or hidden_size and num_attention_heads"),
         (json.dumps({**LLAMA, "kv_lora_rank": 512}), "multi-head latent attention is not supported yet"),
         (json.dumps({**LLAMA, "torch_dtype": "float64"}), "dtype 'float64': expected one of .*--dtype names another"),

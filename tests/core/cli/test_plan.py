@@ -223,3 +223,18 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
     assert ran.status == 1
     assert "--plot needs matplotlib, which is not installed: pip install 'attnloom[plot]'" in ran.err
     assert json.loads(ran.out)["kv_tokens"] == 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--kv", 9, "--workers", 3_000_000_000), "--workers 3000000000: expected at most 1048576"),
+        (("--zipf", "--mean", 10**400), "--mean 10"),
+        (("--zipf", "--batch", 10**12), "--batch 1000000000000: expected fewer than 2"),
+        (("--kv", 9, "--head-dim", 10**400), "OverflowError: "),
+    ],
+)
+def test_numbers_that_are_too_large_are_one_line(arguments: tuple[object, ...], message: str) -> None:
+    ran = attnloom("plan", *arguments)
+    assert ran.status == 1
+    assert ran.err.startswith(f"attnloom: {message}") and ran.err.count("\n") == 1

@@ -30,6 +30,12 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
+def test_numbers_beyond_every_float() -> None:
+    for parse, unit in ((parse_size, "G"), (parse_duration, "d")):
+        with pytest.raises(ValueError, match=r"9{79}\.\.\.: expected a number of fewer digits"):
+            parse("9" * 400 + unit)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("1s", 1), ("2m", 120), ("1.5h", 5400), ("30d", 2592000), ("1w", 604800)]
 )
