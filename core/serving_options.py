@@ -79,9 +79,27 @@ def _read(path: Path, content: bytes) -> Choice:
     except RecursionError:
         raise ValueError(f"{path}: nested too deeply: expected tables [[variant]]") from None
     tables = document.get("variant")
-    if set(document) != {"variant"} or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        raise ValueError(f"{path}: keys {sorted(document)}: expected tables [[variant]] and nothing else")
-    return Choice(tuple(_table(f"{path}: variant {n}", table, path.parent) for n, table in enumerate(tables, start=1)))
+    if (
+        set(document) != {"variant"}
+        or not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(t, dict) for t in tables)
+    ):
+        raise ValueError(
+            f"{path}: keys {sorted(document)}: expected tables [[variant]], at least one, and nothing else"
+        )
+    return Choice(tuple(_placed(f"{path}: variant {n}", table, path.parent) for n, table in enumerate(tables, start=1)))
+
+
+def _placed(place: str, table: Mapping[str, object], folder: Path) -> Table:
+    """A table; whatever is wrong with it is said with its place."""
+    try:
+        return _table(place, table, folder)
+    except Exception as error:
+        if str(error).startswith(place):
+            raise
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{place}: {kind}{error}") from error
 
 
 def _table(place: str, table: Mapping[str, object], folder: Path) -> Table:
@@ -133,9 +151,11 @@ def _of_hooks(place: str, own: Mapping[str, object], values: Mapping[str, object
 
 def _declared(place: str, name: str, value: object) -> Param:
     """An int is an int64, any other number a float32, a list a float32 tensor."""
-    if isinstance(value, list):
-        return Param(name, shape=(None,) * _numbers(place, value, torch.float32).dim())
-    return Param(name, torch.int64 if isinstance(value, int) else torch.float32)
+    shape = (None,) * _numbers(place, value, torch.float32).dim() if isinstance(value, list) else ()
+    try:
+        return Param(name, torch.int64 if isinstance(value, int) else torch.float32, shape)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def _value(place: str, param: Param, value: object) -> Value:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnloom.core import variants
+from attnloom.core import serving_options, variants
 from attnloom.core.serving import Choice, Table, layer_variant, reads
 from attnloom.core.serving_options import choice
 from attnloom.core.trace.flex import score_mod
@@ -107,6 +107,9 @@ def test_files_are_relative_to_the_toml_file(tmp_path: Path) -> None:
         ("[[variant]]\nleft = true", "variant 1: left=True: expected an int"),
         ("[[variant]]\nleft = -1", "variant 1: Variant.left=-1"),
         ("[[variant]]\nname = 'a b'\nleft = 1", "variant 1: Variant.name='a b'"),
+        ("variant = []", r"keys \['variant'\]: expected tables \[\[variant\]\], at least one"),
+        ("[[variant]]\nleft = 1\nparams = {float = 1.0}", "variant 1: params.float: Param.name='float': expected"),
+        ("[[variant]]\nleft = 1\nparams = {'my-bias' = [1.0]}", "variant 1: params.my-bias: Param.name='my-bias': exp"),
         ("[[variant]]\nleft = 1\nparams = {x = 'y'}", "params.x='y': expected a number"),
         (
             "[[variant]]\nuse = 'soft_cap'\nparams = {logit_cap = 0}",
@@ -203,6 +206,12 @@ def test_numbers_that_a_parameter_has(tmp_path: Path) -> None:
     }
     assert found.pop("f") == [1.0, float("-inf"), pytest.approx(1e38)]
     assert found == {"d": [-(2**31)], "u": [255], "b": [True], "bias": float("inf"), "n": 2**63 - 1}
+
+
+def test_whatever_is_wrong_with_a_table_is_said_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_options, "_patterns", lambda place, table: {}["zap"])
+    with pytest.raises(ValueError, match=r"serve.toml: variant 1: KeyError: 'zap'"):
+        choice(write(tmp_path, "[[variant]]\nuse = 'causal'"))
 
 
 def test_a_file_that_is_nested_deeply(tmp_path: Path) -> None:
