@@ -32,6 +32,8 @@ def check_tensor(
         raise ValueError(f"{name}.shape={tuple(value.shape)}: expected {ndim} dimensions")
     if device is not None and value.device != device:
         raise ValueError(f"{name}.device={value.device}: expected {device}")
+    if value.is_neg():  # a kernel reads what lies in memory
+        raise ValueError(f"{name}.is_neg()=True: expected a tensor without torch's negative bit, {name}.resolve_neg()")
     return value
 
 

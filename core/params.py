@@ -82,7 +82,17 @@ def check_fixed(label: str, param: Param, value: Value, captures: Mapping[str, V
 
 
 def check_range(label: str, param: Param, value: float) -> None:
-    """A number lies where its declaration says."""
+    """A number lies where its declaration says, and a word of its type holds it."""
+    # Python turns no int of any length into text.
+    long = isinstance(value, int) and value.bit_length() > 64
+    shown = f"an int of {int(value).bit_length()} bits" if long else f"{value!r}"
+    if param.dtype == torch.int64 and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{label}={shown}: expected an int of 64 bits, from -2**63 to 2**63 - 1")
+    if param.dtype == torch.float32:
+        try:
+            struct.pack("<f", float(value))
+        except OverflowError:
+            raise ValueError(f"{label}={shown}: expected a number that a float32 holds, up to 3.4e38, or inf") from None
     if param.above is not None and not (value > param.above and (isinstance(value, int) or math.isfinite(value))):
         raise ValueError(f"{label}={value!r}: expected a finite number above {param.above:g}")
 
@@ -95,7 +105,7 @@ def _checked(param: Param, value: Value, sizes: Mapping[str, int], device: torch
         if param.dtype == torch.int64 and not isinstance(value, int):
             raise TypeError(f"{label}={value!r}: expected an int")
         check_range(label, param, value)
-        return value
+        return float(value) if param.dtype == torch.float32 else value
     tensor = check_tensor(label, value, dtype=param.dtype, ndim=len(param.shape), device=device)
     for dim, size in enumerate(param.shape):
         wanted = _size(size, sizes) if isinstance(size, str) else size
