@@ -7,7 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from attnloom.core.errors import AttnloomError
+from attnloom.core.hook_text import code_of
 from attnloom.core.variant import HOOKS, Param, Variant, same_value
+
+_GAP = r"(?:\s|//[^\n]*\n|/\*.*?\*/)*"
+_OTHER_USE = re.compile(r"\bparams\b(?!\s*\.\s*\w)")
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b", re.MULTILINE)
 
 
 class CompositionError(AttnloomError, ValueError):
@@ -29,13 +34,13 @@ def compose(first: Variant, second: Variant) -> Variant:
             )
     if first.sink and second.sink:
         raise CompositionError(f"{pair}: both have a sink, expected one")
+    if not (first.use_softmax or second.use_softmax) and first.logits_transform:
+        raise CompositionError(f"{pair}: both make weights of the logits, expected one")
     if not first.use_softmax and first.logits_transform and second.logits_transform:
         raise CompositionError(
             f"{pair}: {first.name} makes weights of the logits and {second.name} changes logits, which comes first: "
             f"write {second.name} & {first.name}"
         )
-    if not (first.use_softmax or second.use_softmax) and first.logits_transform:
-        raise CompositionError(f"{pair}: both make weights of the logits, expected one")
     hooks = {hook: first.texts(hook) + second.texts(hook) for hook in HOOKS}
     if any(variant.logits_mask and not variant.mask_free for variant in (first, second)):
         hooks["mask_free"] = ()  # one of the masks may hide any key
@@ -81,10 +86,23 @@ def _declared(variant: Variant, name: str) -> Param | None:
 
 
 def _renamed(variant: Variant, old: str, new: str) -> Variant:
-    use = re.compile(rf"\bparams\.{old}\b")
-    changes: dict[str, Any] = {
-        hook: tuple(use.sub(f"params.{new}", text) for text in variant.texts(hook)) for hook in HOOKS
-    }
+    """The variant with another name for a parameter.
+
+    Raises:
+        CompositionError: a text does more with ``params`` than reading members by name, so uses may go unseen.
+    """
+    use = re.compile(rf"\bparams({_GAP}\.{_GAP}){old}\b", re.DOTALL)
+    changes: dict[str, Any] = {}
+    for hook in HOOKS:
+        for text in variant.texts(hook):
+            code = code_of(text)
+            if re.search(r"\bparams\b", code) and (_OTHER_USE.search(code) or _DEFINE.search(code)):
+                raise CompositionError(
+                    f"parameter {old!r} of {variant.name} stands for another value in what it is composed with, and "
+                    f"cannot be renamed in {hook}: expected params.{old} and the like as the only uses of params, "
+                    f"without #define, or another name for {old}"
+                )
+        changes[hook] = tuple(use.sub(rf"params\1{new}", text) for text in variant.texts(hook))
     changes["params"] = tuple(replace(param, name=new) if param.name == old else param for param in variant.params)
     changes["captures"] = {new if name == old else name: value for name, value in variant.captures.items()}
     return replace(variant, **changes)
