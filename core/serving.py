@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from attnloom.core.hook_text import code_of
 from attnloom.core.variant import HOOKS, Variant
 
 EVERY_LAYER = ("*",)
@@ -82,7 +83,7 @@ class Choice:
 def reads(variant: Variant, names: tuple[str, ...]) -> str:
     """The first of ``names`` that a hook of the variant reads, or ""."""
     for text in (text for hook in HOOKS for text in variant.texts(hook)):
-        code = re.sub(r"^\s*#line.*$|//.*$", "", text, flags=re.MULTILINE)
+        code = code_of(text)
         for name in names:
             if re.search(rf"\b{name}\b", code):
                 return name

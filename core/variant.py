@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from attnloom.core.hook_text import check_whole
+from attnloom.core.hook_text import check_whole, code_of
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _CPP_TYPES = {
@@ -29,17 +29,48 @@ SYMBOLS = ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "num_reques
 
 CPP_KEYWORDS = frozenset(
     """
-    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const const_cast constexpr
-    continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto
-    if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
-    register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
-    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class
+    co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype
+    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int
+    long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+    reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void volatile
+    wchar_t while xor xor_eq
     """.split()  # noqa: SIM905  it reads as a list of words
 )
-"""What is no name in C++."""
+"""What is no name in C++, up to C++20: compilers and hooks' texts may go ahead of the C++17 of kernels."""
+
+TAKEN_NAMES = frozenset(
+    """
+    CHAR_BIT EOF EXIT_FAILURE EXIT_SUCCESS HookParams HUGE_VAL HUGE_VALF HUGE_VALL INFINITY NAN NULL RAND_MAX SIZE_MAX
+    assert attnloom errno int32_t int64_t math_errhandling offsetof stderr stdin stdout uint32_t uint64_t uint8_t
+    """.split()  # noqa: SIM905
+)
+"""What a kernel's declaration of the parameters uses itself, and macros of the headers that it includes."""
+
+# Reserved to compilers, the macros of headers by families, and those of csrc.
+_RESERVED = re.compile(
+    r"__\w*|_[A-Z]\w*|ATTNLOOM_\w*|M_[A-Z0-9_]+|FP_[A-Z0-9_]+|MATH_[A-Z0-9_]+"
+    r"|U?(?:INT|CHAR|SHRT|LONG|LLONG)[A-Z0-9_]*_(?:MIN|MAX|C|WIDTH)|(?:S?CHAR|WCHAR|WINT|PTRDIFF|SIG_ATOMIC)_(?:MIN|MAX)"
+    r"|(?:FLT|DBL|LDBL|DECIMAL)_[A-Z0-9_]+"
+)
+
+
+def is_param_name(name: str) -> bool:
+    """Whether a kernel can declare a parameter of this name."""
+    return (
+        _IDENTIFIER.fullmatch(name) is not None
+        and name not in CPP_KEYWORDS
+        and name not in TAKEN_NAMES
+        and _RESERVED.fullmatch(name) is None
+    )
+
 
 Hook = str | tuple[str, ...] | Callable[..., object]
 """A hook as it is given: C++ text, or a Python function. A variant holds texts, in the order in which they act."""
+
+_FARTHEST = 2**31 - 1
+"""No two positions lie so far apart: those of keys are below 2**30, and a query stands no further before the first."""
 
 _IDENTITIES = ("return logits;", "return query[dim];", "return key[dim];", "return value[dim];", "return output[dim];")
 
@@ -67,13 +98,20 @@ class Param:
     fixed: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.name) or self.name in CPP_KEYWORDS:
-            raise ValueError(f"Param.name={self.name!r}: expected an identifier that is no keyword of C++")
+        if not isinstance(self.name, str):
+            raise TypeError(f"Param.name={self.name!r}: expected an identifier")
+        if not is_param_name(self.name):
+            raise ValueError(
+                f"Param.name={self.name!r}: expected an identifier that is no keyword, macro or reserved name of C++"
+            )
+        if not isinstance(self.shape, tuple):
+            raise TypeError(f"Param.shape={self.shape!r} of {self.name}: expected a tuple, () for a scalar")
         allowed = (torch.float32, torch.int64) if self.scalar else tuple(_CPP_TYPES)
         if self.dtype not in allowed:
             raise ValueError(f"Param.dtype={self.dtype} of {self.name}: expected one of {allowed}")
         for size in self.shape:
-            if isinstance(size, str) and size.removeprefix(">=").removeprefix("<=") not in SYMBOLS:
+            named = isinstance(size, str) and size.removeprefix(">=").removeprefix("<=") in SYMBOLS
+            if not (named or size is None or (type(size) is int and size >= 0)):
                 raise ValueError(f"Param.shape={self.shape} of {self.name}: expected sizes, None or {SYMBOLS}")
 
     @property
@@ -128,8 +166,9 @@ class Variant:
         use_softmax: False: the transformed logits are the weights and nothing is normalised.
         captures: values of parameters that need not be given to run(): what a catalogue entry was made with, and the
             tensors that a Python function captured (those of another type than Param.dtype as float32 copies).
-        left, right: a query at position p sees keys at positions p - left to p + right; None: unlimited. They are not
-            compiled in: variants that differ in them alone share a kernel.
+        left, right: a query at position p sees keys at positions p - left to p + right; None: unlimited, and what
+            reaches over 2**31 - 1 positions or more becomes None, since no two lie so far apart. They are not compiled
+            in: variants that differ in them alone share a kernel.
     """
 
     name: str
@@ -150,8 +189,12 @@ class Variant:
     kernel_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.name):
+        if not isinstance(self.name, str) or not _IDENTIFIER.fullmatch(self.name):
             raise ValueError(f"Variant.name={self.name!r}: expected an identifier")
+        if not isinstance(self.params, tuple) or not all(isinstance(param, Param) for param in self.params):
+            raise TypeError(f"Variant.params={self.params!r} of {self.name}: expected a tuple of Param")
+        if not isinstance(self.use_softmax, bool):
+            raise TypeError(f"Variant.use_softmax={self.use_softmax!r} of {self.name}: expected a bool")
         for hook in HOOKS:
             given = getattr(self, hook)
             if callable(given) and hook not in ("visible", "mask_free"):
@@ -168,14 +211,19 @@ class Variant:
                     check_whole(text, f"Variant.{hook} of {self.name}")
         for bound in ("left", "right"):
             value = getattr(self, bound)
-            if value is not None and (not isinstance(value, int) or value < 0):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"Variant.{bound}={value!r} of {self.name}: expected None or an int of at least 0")
+            if value is not None and value >= _FARTHEST:
+                object.__setattr__(self, bound, None)
         names = [param.name for param in self.params]
         if len(set(names)) != len(names):
             raise ValueError(f"Variant.params of {self.name}: expected distinct names, got {names}")
         unknown = [name for name in self.captures if name not in names]
         if unknown:
             raise ValueError(f"Variant.captures={unknown} of {self.name}: expected names of params, {names}")
+        for name, value in self.captures.items():
+            if isinstance(value, bool) or not isinstance(value, Tensor | float | int):
+                raise TypeError(f"Variant.captures[{name!r}]={value!r} of {self.name}: expected a number or a tensor")
         if len(self.texts("sink")) > 1:
             raise ValueError(f"Variant.sink of {self.name}: expected one sink, got {len(self.texts('sink'))}")
         if self.sink and not self.use_softmax:
@@ -222,7 +270,7 @@ class Variant:
         A tensor may get another content, a request another place in the batch, a query another index.
         """
         tensors = {param.name for param in self.params if not param.scalar}
-        bodies = [re.sub(r"^\s*#line .*$", "", text, flags=re.M) for text in self.texts("logits_mask")]
+        bodies = [code_of(text) for text in self.texts("logits_mask")]
         return bool(bodies) and not any(
             re.search(r"\b(request|q_index|kv_index)\b|\bparams\b(?!\s*\.)", body)
             or tensors & set(re.findall(r"\bparams\s*\.\s*(\w+)", body))
