@@ -16,7 +16,7 @@ from attnloom.core.trace.errors import untranslatable
 from attnloom.core.trace.functions import STORED
 from attnloom.core.trace.graph import RANK, Graph, Node
 from attnloom.core.trace.types import Operand, as_type, wrapped
-from attnloom.core.variant import CPP_KEYWORDS, Param
+from attnloom.core.variant import Param
 
 _DEEPEST = 5
 _PLAIN = (bool, int, float, complex, str, bytes, type, ModuleType, CodeType, torch.dtype, torch.device)
@@ -219,8 +219,17 @@ def _unreadable(tensor: Tensor) -> str | None:
 
 
 def identifier(name: str) -> str:
-    """``name`` with everything replaced that a C++ identifier cannot hold."""
+    """``name`` with everything replaced that the name of a parameter cannot hold, or one near it that may be one."""
     text = re.sub(r"\W|[^\x00-\x7f]", "_", name).strip("_")[:48] or "captured"
     if not text[0].isalpha():
         text = f"x{text}"
-    return f"{text}_" if keyword.iskeyword(text) or text in CPP_KEYWORDS else text
+    return next((one for one in (text, f"{text}_") if _may_name(one)), f"captured_{text}")
+
+
+def _may_name(text: str) -> bool:
+    """Whether it can be the name of a parameter, and of an argument in Python, where it may be given by name."""
+    try:
+        Param(text)
+    except ValueError:
+        return False
+    return not keyword.iskeyword(text)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -223,3 +223,26 @@ def test_indices_outside_a_tensor_read_nothing() -> None:
     odd = torch.ones(23, dtype=torch.bool)[3:]  # not at the beginning of a word
     again = engine.run(plan, torch.zeros(1, 1, KEYS), unit, unit, params={"FLAGS_OF_20": odd})
     assert torch.equal(again.view(-1), wanted)
+
+
+def test_any_name_of_a_captured_tensor_compiles() -> None:
+    """Keywords of C++, macros, and what a kernel calls its own things."""
+    names = [
+        *("thread_local", "class", "HookParams", "Variant", "uint64_t", "int32_t", "float", "words", "attnloom", "std"),
+        *("NULL", "INFINITY", "M_PI", "kInf", "params", "request", "at", "größe", "__x", "0"),
+    ]
+    tensors = {name: torch.full((1,), 2.0**i) for i, name in enumerate(names)}
+
+    def hook(score: Any, b: Any, h: Any, q: Any, k: Any, **held: Any) -> Any:
+        return sum((held[name][h] for name in names), torch.zeros_like(score))
+
+    variant = Variant("test_names", logits_transform=partial(hook, **tensors), use_softmax=False)
+    assert len({param.name for param in variant.params}) == len(names)
+    assert {"thread_local_", "HookParams_", "uint64_t_", "words"} <= {param.name for param in variant.params}
+    engine = Attention(1, 1, KEYS, dtype=torch.float32, variant=variant)
+    layout = BlockSparseLayout.from_csr(
+        indptr([1]), torch.zeros(1, dtype=torch.int32), torch.full((1,), KEYS, dtype=torch.int32), KEYS
+    )
+    unit = torch.eye(KEYS).view(1, KEYS, 1, KEYS)
+    out = engine.run(engine.plan(indptr([1]), layout, num_workers=1), torch.zeros(1, 1, KEYS), unit, unit)
+    assert torch.equal(out.view(-1), torch.full((KEYS,), 2.0 ** len(names) - 1))
