@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,6 +63,8 @@ def command(
         raise typer.BadParameter("--head-dim goes with --variant; a model says its own")
     if variants and not configs:
         raise typer.BadParameter("--variants goes with a model's config.json; --variant names one alone")
+    if bundle is not None:
+        _check_bundle(bundle)
     dtypes: list[Dtype | None] = [dtype_named(name) for name in dtype or ()]
     wanted = _of_models(configs or (), dtypes or [None], variants) + [
         Need(parse_variant(text), dim, chosen or DTYPES["bf16"], text)
@@ -81,6 +84,18 @@ def command(
 
         packed = pack(libraries, bundle, version=version())
         console.print(f"packed into {bundle}, {size(packed)}, for {host_arch().name}", soft_wrap=True)
+
+
+def _check_bundle(file: Path) -> None:
+    """Where a bundle cannot be written is a ValueError before anything is compiled for it."""
+    if file.is_dir():
+        raise ValueError(f"--bundle {file}: is a folder, expected a file to write")
+    if file.exists() and not file.is_file():
+        raise ValueError(f"--bundle {file}: is no plain file, expected one to write")
+    if not file.parent.is_dir():
+        raise ValueError(f"--bundle {file}: there is no folder {file.parent}")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"--bundle {file}: user {os.geteuid()} cannot write the folder {file.parent}")
 
 
 def _of_models(configs: Sequence[Path], dtypes: Sequence[Dtype | None], variants: str | None) -> list[Need]:

@@ -13,10 +13,12 @@ A module is code that runs in this process, so a folder into which others could 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from attnloom.core.jit.trust import refuse_foreign
 
 LIBRARY = "module.so"
 RECORD = "build.json"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -147,9 +150,7 @@ class Cache:
             yield
         except OSError as error:
             raise CacheUnusable(
-                f"cannot write the cache folder {self.root}: {error}. Make it writable for user {os.geteuid()}, or set "
-                "ATTNLOOM_CACHE_DIR to a folder that is, or fill the cache ahead where it can be written.",
-                folder=self.root,
+                f"cannot write the cache folder {self.root}: {error}. {_remedy(error)}", folder=self.root
             ) from error
 
     def trusted(self, path: Path | None = None) -> bool:
@@ -165,6 +166,11 @@ class Cache:
                 return False
             except OSError as error:
                 raise CacheUnusable(f"cannot read the cache folder {folder}: {error}", folder=folder) from error
+            if folder == self.root and not stat.S_ISDIR(status.st_mode):
+                raise CacheUnusable(
+                    f"the cache {folder} is no folder. Set ATTNLOOM_CACHE_DIR to a folder, or remove what is there.",
+                    folder=folder,
+                )
             refuse_foreign(folder, status)
         return True
 
@@ -186,6 +192,21 @@ class Cache:
                 lock = acquire(folder / "owner")
                 assert lock is not None  # acquire() waits
                 return folder, lock
+
+
+def _remedy(error: OSError) -> str:
+    """What to do where the cache cannot be written."""
+    if error.errno in _NO_ROOM:
+        return (
+            "There is no room to write: free some, raise the quota or the limit on file sizes (ulimit -f), or set "
+            "ATTNLOOM_CACHE_DIR to a folder on another disk."
+        )
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return "Something that is no folder is in the way: set ATTNLOOM_CACHE_DIR to a folder, or remove it."
+    return (
+        f"Make it writable for user {os.geteuid()}, or set ATTNLOOM_CACHE_DIR to a folder that is, or fill the cache "
+        "ahead where it can be written."
+    )
 
 
 def mark_used(library: Path) -> None:

@@ -15,6 +15,8 @@ from attnloom.core.jit.inventory import entries
 from attnloom.core.settings import settings
 
 _NOEXEC = os.ST_NOEXEC
+_LITTLE = 32 << 20
+"""Bytes: what a build of a few modules takes on the disk, with its sources and objects."""
 
 
 def check() -> Section:
@@ -27,9 +29,22 @@ def check() -> Section:
     root = now.cache_dir
     section.facts["folder"] = str(root)
     above = _existing(root)
+    if not above.is_dir():
+        section.facts["writable"] = False
+        section.broken(
+            f"{above} is no folder: nothing can be kept at {root}",
+            "set ATTNLOOM_CACHE_DIR to a folder, or remove what is there",
+        )
+        return section
     _check_folder(section, root, above, needed=now.jit)
     disk = os.statvfs(above)
-    section.facts["free on its disk"] = size(disk.f_bavail * disk.f_frsize)
+    free = disk.f_bavail * disk.f_frsize
+    section.facts["free on its disk"] = size(free)
+    if free < _LITTLE and now.jit:
+        section.warning(
+            f"{size(free)} are free on the disk of {root}: no room for what is not in the cache yet",
+            "free some, raise the quota, or set ATTNLOOM_CACHE_DIR to a folder on another disk",
+        )
     if disk.f_flag & _NOEXEC:
         section.broken(
             f"the disk of {root} is mounted noexec: no module can be loaded from it",

@@ -64,6 +64,20 @@ def test_a_bundle_holds_what_was_asked_for(bundle: Path) -> None:
     assert folders == {"manifest.json", "host", "cpu_attention_f32_d64_plain"}
 
 
+def test_a_bundle_that_cannot_be_written_is_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path / "cache"))
+    for file, message in (
+        (".", "is a folder"),
+        (tmp_path / "none" / "x.tgz", f"there is no folder {tmp_path / 'none'}"),
+        ("/dev/null", "is no plain file"),
+    ):
+        ran = attnloom(*CAUSAL, "--bundle", file)
+        assert ran.status == 1 and ran.err.startswith(f"attnloom: --bundle {file}: {message}")
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_bundle_for_another_processor_says_so(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path / "there"))
     monkeypatch.setattr("attnloom.core.jit.arch.host_arch", lambda: type("Arch", (), {"name": "another"})())

@@ -39,6 +39,17 @@ def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not (tmp_path / "none").exists()
 
 
+def test_a_cache_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place in (str(file), "/dev/null"):
+        monkeypatch.setenv("ATTNLOOM_CACHE_DIR", place)
+        for arguments in (("list",), ("prune", "--all"), ("list", "--json")):
+            ran = attnloom("cache", *arguments)
+            assert ran.status == 1 and not ran.out
+            assert ran.err.startswith(f"attnloom: the cache {place} is no folder. Set ATTNLOOM_CACHE_DIR to a folder")
+
+
 def test_the_list(modules: Path) -> None:
     ran = attnloom("cache", "list")
     assert ran.status == 0

@@ -247,6 +247,23 @@ class TestCache:
         monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(folder / "below"))
         assert cache.check().facts["writable"] is False
 
+    @pytest.mark.parametrize("name", ["file", "/dev/null"])
+    def test_one_that_is_no_folder(self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / name
+        if not file.exists():
+            file.touch()
+        monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(file))
+        section = cache.check()
+        assert broken(section) and words(section).startswith(f"{file} is no folder: ")
+        assert "chown" not in words(section) and "chmod" not in words(section)
+
+    def test_a_disk_without_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096, f_flag=0))
+        section = cache.check()
+        assert "0 B are free on the disk of" in words(section) and "free some" in words(section)
+        monkeypatch.setenv("ATTNLOOM_JIT", "off")
+        assert not cache.check().problems
+
     def test_a_disk_that_is_mounted_noexec(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096, f_flag=os.ST_NOEXEC))
         section = cache.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 
 from attnloom.core.errors import CacheUnusable, CompilerNotFound, JitDisabled, LoadFailed
 from attnloom.core.jit import build, load
+from attnloom.core.jit.cache import Cache
 from tests.core.jit.helpers import ROOT, CountingCompiler, environment, run, spec
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's files, which only root can make")
@@ -36,6 +38,24 @@ def test_a_build_is_private(cache: Path) -> None:
         os.umask(before)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, library.parent, library)] == [0o700] * 3
     assert build([spec()]) == [library]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "There is no room to write: free some"),
+        (errno.EDQUOT, "There is no room to write: free some"),
+        (errno.EFBIG, "There is no room to write: free some, raise the quota or the limit on file sizes"),
+        (errno.EEXIST, "Something that is no folder is in the way"),
+        (errno.EACCES, "Make it writable for user"),
+        (errno.EROFS, "Make it writable for user"),
+    ],
+)
+def test_the_remedy_is_that_of_the_error(tmp_path: Path, number: int, remedy: str) -> None:
+    with pytest.raises(CacheUnusable) as raised, Cache(tmp_path).writing():
+        raise OSError(number, os.strerror(number))
+    assert str(raised.value).startswith(f"cannot write the cache folder {tmp_path}: [Errno {number}] ")
+    assert f". {remedy}" in str(raised.value)
 
 
 def test_a_warm_load_needs_no_compile(cache: Path, tmp_path: Path) -> None:
@@ -169,7 +189,7 @@ def test_a_cache_below_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_cache_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch(mode=0o600)
     monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(CacheUnusable, match="cannot write the cache folder"):
+    with pytest.raises(CacheUnusable, match="the cache .* is no folder. Set ATTNLOOM_CACHE_DIR to a folder"):
         load(spec())
 
 
