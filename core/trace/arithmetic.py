@@ -5,6 +5,8 @@ The ranges of integers are followed, so that 32 bits are used where they are eno
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from attnloom.core.trace.errors import untranslatable
@@ -73,7 +75,10 @@ def _div(g: Graph, input: Operand, other: Operand, *, rounding_mode: str | None 
 @named("floor_divide")
 def _floor_divide(g: Graph, input: Operand, other: Operand) -> Node:
     if promoted(input, other) == FLOATS:
-        return g.operation("floor_div({0}, {1})", floats(g, input, other), FLOATS)
+        a, b = floats(g, input, other)
+        if b.constant is not None and math.isinf(b.constant):
+            raise untranslatable("floor division by an infinity", "a finite divisor")
+        return g.operation("floor_div({0}, {1})", (a, b), FLOATS)
     return _divided(g, input, other, "floor_div")
 
 

@@ -13,6 +13,12 @@ from attnloom.core.variant import Variant
 def score_mod(function: Callable[..., object], name: str | None = None) -> Variant:
     """A variant that changes scores as FlexAttention's ``score_mod`` does.
 
+    What the function does is computed as torch does, integers in their types, but for these:
+        - Floats are float32, also those that are float64, float16 or bfloat16 in torch, captured or converted.
+        - A float that no integer of the type is near becomes some integer of it; torch leaves that undefined too.
+        - Integers divided by 0 are some number, and ``x // y`` of floats is NaN for an infinite y of another sign.
+        - An index outside a captured tensor reads NaN, 0 or false, where torch raises an error.
+
     Args:
         function: ``(score, b, h, q_idx, kv_idx) -> score``: the scaled product (float32), request, query head, and the
             logical positions of query and key. Tensors that it captures become parameters, numbers constants.

@@ -33,7 +33,7 @@ def as_type(g: Graph, operand: Operand, dtype: torch.dtype) -> Node:
         return _number(g, operand, dtype)
     if operand.dtype == dtype:
         return operand
-    if operand.constant is not None and dtype not in _MASKS and math.isfinite(operand.constant):
+    if operand.constant is not None and dtype not in _MASKS:
         return _number(g, operand.constant, dtype)
     if dtype == torch.bool:
         unequal = "{0} != 0.0f" if operand.dtype == torch.float32 else "{0} != 0"
@@ -44,6 +44,8 @@ def as_type(g: Graph, operand: Operand, dtype: torch.dtype) -> Node:
     if operand.dtype == torch.float32:
         if dtype == torch.int64:
             return g.operation("wide_int({0})", (operand,), dtype, -(2**51), 2**51)
+        if operand.constant is not None:
+            return wrapped(g, _number(g, operand.constant, torch.int32), dtype)
         return wrapped(g, g.operation("int32_t({0})", (operand,), torch.int32), dtype)
     if operand.dtype == torch.bool:
         return g.operation("int32_t({0})", (operand,), dtype, 0, 1, inline=True)
@@ -116,7 +118,7 @@ def _number(g: Graph, number: bool | int | float, dtype: torch.dtype) -> Node:
         raise untranslatable(f"{number!r} stands where a number is wanted", "a number, or a traced value")
     if dtype not in (torch.bool, torch.float32):
         low, high = RANGES[dtype]
-        if not low <= int(number) <= high:
+        if not math.isfinite(number) or not low <= int(number) <= high:
             raise untranslatable(f"{number} does not fit {dtype}", f"a number from {low} to {high}")
         return g.constant(int(number), dtype)
     return g.constant(bool(number) if dtype == torch.bool else float(number), dtype)

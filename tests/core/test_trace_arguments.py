@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,10 @@ def test_a_device_alone_is_nothing(expression: Expression) -> None:
         (lambda x: x.new_zeros(0) + x, "shape 0"),
         (lambda x: torch.cond(x > 0, lambda y: y, lambda y: -y, (x,)), "torch cannot do this.*RuntimeError"),
         (lambda x: torch.vmap(lambda y: y + 1)(x), "torch cannot do this.*ValueError"),
+        (lambda x: x // math.inf, "floor division by an infinity"),
+        (lambda x: x + torch.full_like(x, math.inf).int(), "inf does not fit torch.int32"),
+        (lambda x: x + torch.full_like(x, 1e20).to(torch.uint8), "does not fit torch.int32"),
+        (lambda x: x + torch.full_like(x.int(), math.nan), "nan does not fit torch.int32"),
         (lambda x: x + EMPTY[x.int() & 3, 0], "EMPTY has no elements: dimension 1 has size 0"),
     ],
 )
