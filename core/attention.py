@@ -22,6 +22,7 @@ from attnloom.core.device_planner import DeviceRange, check_same_room
 from attnloom.core.devices import indexed, multiprocessors, target_of
 from attnloom.core.direct import DirectPath
 from attnloom.core.errors import LoadFailed
+from attnloom.core.hook_text import code_of
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.op import attention_op, register_engine
@@ -295,7 +296,7 @@ class Attention:
         check_positive("num_requests", num_requests)
         if not self.variant.logits_mask:
             raise ValueError(f"block_mask: expected a variant with a logits_mask, {self.variant.name} has none")
-        if any(re.search(r"\b[qk]v?_index\b", text) for text in self.variant.texts("logits_mask")):
+        if any(re.search(r"\b[qk]v?_index\b", code_of(text)) for text in self.variant.texts("logits_mask")):
             raise ValueError(f"block_mask: the mask of {self.variant.name} is over q_index and kv_index, not positions")
         values = self._values(params, num_requests)
         length = 1 << (max(length, self.tiles.tile_kv) - 1).bit_length()

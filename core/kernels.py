@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from attnloom.core.abi import AttentionParams, BlockMaskParams, FinishParams, checked
-from attnloom.core.hook_text import function_body, keys_by_column
+from attnloom.core.hook_text import code_of, function_body, keys_by_column
 from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import Rendering
@@ -79,7 +79,7 @@ def attention_spec(
             "params": params,
             "use_softmax": variant.use_softmax,
             "keys_by_column": keys_by_column(variant.texts("key_transform")),
-            "mask_by_head": any("head" in text for text in variant.texts("logits_mask")),
+            "mask_by_head": any("head" in code_of(text) for text in variant.texts("logits_mask")),
             **{
                 hook: [function_body(text, f"{variant.kernel_name}.{hook}") for text in variant.texts(hook)]
                 for hook in HOOKS

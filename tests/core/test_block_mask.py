@@ -128,6 +128,16 @@ def test_the_computed_block_mask_is_the_dense_one_in_blocks() -> None:
     assert mask.density < 0.5
 
 
+def test_what_a_comment_says_of_indices_is_no_index() -> None:
+    spoken = Variant("q_index", logits_mask="// not by kv_index, nor\n/* by q_index */ return kv_pos < 70;")
+    kinds = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=spoken).block_mask(192).kinds
+    dense = (torch.arange(256) < 70).expand(256, 256)
+    assert torch.equal(kinds, BlockMask.from_dense(dense, 64).kinds)
+    read = Variant("read", logits_mask="return kv_index < 70; // a slot")
+    with pytest.raises(ValueError, match="the mask of read is over q_index and kv_index"):
+        Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=read).block_mask(192)
+
+
 def test_bad_block_masks_are_refused() -> None:
     generator = torch.Generator().manual_seed(0)
     indptr, layout, q, k, v = problem(generator)
