@@ -168,7 +168,7 @@ class Cache:
                 raise CacheUnusable(f"cannot read the cache folder {folder}: {error}", folder=folder) from error
             if folder == self.root and not stat.S_ISDIR(status.st_mode):
                 raise CacheUnusable(
-                    f"the cache {folder} is no folder. Set ATTNLOOM_CACHE_DIR to a folder, or remove what is there.",
+                    f"the cache {folder} is no folder. Set ATTNLOOM_CACHE_DIR to a folder.",
                     folder=folder,
                 )
             refuse_foreign(folder, status)
@@ -202,7 +202,7 @@ def _remedy(error: OSError) -> str:
             "ATTNLOOM_CACHE_DIR to a folder on another disk."
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return "Something that is no folder is in the way: set ATTNLOOM_CACHE_DIR to a folder, or remove it."
+        return "Something that is no folder is in the way: set ATTNLOOM_CACHE_DIR to a folder."
     return (
         f"Make it writable for user {os.geteuid()}, or set ATTNLOOM_CACHE_DIR to a folder that is, or fill the cache "
         "ahead where it can be written."

@@ -33,7 +33,7 @@ def check() -> Section:
         section.facts["writable"] = False
         section.broken(
             f"{above} is no folder: nothing can be kept at {root}",
-            "set ATTNLOOM_CACHE_DIR to a folder, or remove what is there",
+            "set ATTNLOOM_CACHE_DIR to a folder",
         )
         return section
     _check_folder(section, root, above, needed=now.jit)

@@ -189,7 +189,7 @@ def test_a_cache_below_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_cache_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch(mode=0o600)
     monkeypatch.setenv("ATTNLOOM_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(CacheUnusable, match="the cache .* is no folder. Set ATTNLOOM_CACHE_DIR to a folder"):
+    with pytest.raises(CacheUnusable, match=r"the cache .* is no folder. Set ATTNLOOM_CACHE_DIR to a folder"):
         load(spec())
 
 
