@@ -32,10 +32,16 @@ def check_tensor(
         raise ValueError(f"{name}.shape={tuple(value.shape)}: expected {ndim} dimensions")
     if device is not None and value.device != device:
         raise ValueError(f"{name}.device={value.device}: expected {device}")
-    # A kernel reads what lies in memory. Under torch.compile there is none yet, and Dynamo does not trace is_neg().
-    if not torch.compiler.is_compiling() and value.is_neg():
-        raise ValueError(f"{name}.is_neg()=True: expected a tensor without torch's negative bit, {name}.resolve_neg()")
+    # Under torch.compile no memory is there yet, and Dynamo does not trace is_neg(); params are looked at when packed.
+    if not torch.compiler.is_compiling():
+        check_not_negated(name, value)
     return value
+
+
+def check_not_negated(name: str, value: Tensor) -> None:
+    """The tensor lacks torch's negative bit: a kernel reads what lies in memory, which has the other sign."""
+    if value.is_neg():
+        raise ValueError(f"{name}.is_neg()=True: expected a tensor without torch's negative bit, {name}.resolve_neg()")
 
 
 def check_contiguous_last(name: str, value: Tensor) -> None:

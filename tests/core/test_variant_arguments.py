@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnloom import CompositionError, Param, Variant, variants
-from attnloom.core.params import ordered
+from attnloom.core.params import ordered, pack
 from attnloom.core.serving import reads
 
 BY_X = "return logits * params.x;"
@@ -133,6 +133,8 @@ def test_a_tensor_with_the_negative_bit_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"params\['t'\]\.is_neg\(\)=True: expected .*resolve_neg"):
         _ordered(Param("t", shape=(None,)), table)
     _ordered(Param("t", shape=(None,)), table.resolve_neg())
+    with pytest.raises(ValueError, match=r"params\['t'\]\.is_neg\(\)"):  # what a compiled graph hands over
+        pack([Param("t", shape=(None,))], [table])
 
 
 def _ordered(param: Param, value: Any) -> list[Any]:
