@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+
 import pytest
 import torch
 
 from attnloom import Attention, CompileFailed, Variant
 from attnloom.core.hook_text import code_of
+from attnloom.core.jit.build import build
+from attnloom.core.kernels import attention_spec
 from tests.core.problem import make_problem
 from tests.core.running import check
 from tests.oracle import Band
@@ -47,6 +52,16 @@ def test_a_hook_without_its_last_semicolon_is_refused_at_its_line(
     said = _diagnostic(Variant("mine", **{hook: text}))  # type: ignore[arg-type]
     file = "table.toml" if "#line" in text else f"mine.{hook}"
     assert said.startswith(f"{file}:{line}:") and "expected" in said
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc in PATH; it compiles without a GPU")
+@pytest.mark.parametrize(("hook", "text", "line"), [NO_RETURN[0], NO_RETURN[2], NO_RETURN[3], NO_END[0]])
+def test_nvcc_refuses_them_too(hook: str, text: str, line: int) -> None:
+    variant = Variant("mine", **{hook: text})  # type: ignore[arg-type]
+    with pytest.raises(CompileFailed) as caught:
+        build([attention_spec("sm80", torch.bfloat16, 64, 64, variant, "80")])
+    said = caught.value.diagnostic
+    assert re.match(rf"mine\.{hook}\({line}\): error: (missing return|expected)", said), said
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "// return logits;", "/* return logits; */", "// a \\\nreturn logits;"])
