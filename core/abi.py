@@ -7,7 +7,7 @@ time and never a wrong read.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import ClassVar
 
 from attnloom.core.errors import LoadFailed
@@ -24,13 +24,19 @@ class QueryTensor(_Struct):
 
 
 class CacheTensor(_Struct):
-    """A ``[num_blocks, block_size, num_kv_heads, head_dim]`` tensor, strides in elements."""
+    """A ``[num_blocks, block_size, num_kv_heads, head_dim]`` tensor, strides in elements.
+
+    A slot of a block lies ``(block * units_block + slot * units_slot) * unit`` bytes behind the first.
+    """
 
     _fields_: ClassVar = [
         ("data", c_void_p),
         ("stride_block", c_int64),
         ("stride_slot", c_int64),
         ("stride_head", c_int64),
+        ("unit", c_uint32),
+        ("units_block", c_uint32),
+        ("units_slot", c_uint32),
     ]
 
 
@@ -77,6 +83,18 @@ class BlockMaskParams(_Struct):
     ]
 
 
+class Divisor(_Struct):
+    """A number to divide by: ``n // d == n * inverse >> shift`` for 0 <= n < 2^31 (Granlund and Montgomery, 1994)."""
+
+    _fields_: ClassVar = [("inverse", c_uint32), ("shift", c_uint32)]
+
+    @classmethod
+    def of(cls, d: int) -> Divisor:
+        """For 1 <= d < 2^31."""
+        bits = (d - 1).bit_length()
+        return cls((1 << (31 + bits)) // d + 1, 31 + bits)
+
+
 class AttentionParams(_Struct):
     """One launch of an attention kernel."""
 
@@ -98,6 +116,10 @@ class AttentionParams(_Struct):
         ("unfinished", c_int32),
         ("num_threads", c_int32),
         ("num_workers", c_int32),
+        ("tile_q", c_int32),
+        ("block_size", Divisor),
+        ("group", c_int32),
+        ("group_inverse", c_int32),
         ("stream", c_void_p),
     ]
 
@@ -221,6 +243,8 @@ _SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "attnloom_plan_scan_device": (c_int32, [POINTER(PlanParams), POINTER(PlanHeader)]),
     "attnloom_capture": (c_int64, [c_void_p]),
     "attnloom_prepare": (c_int32, []),
+    "attnloom_ctas_per_sm": (c_int32, [c_int32]),
+    "attnloom_longest": (c_int64, [c_void_p, c_int64]),
     "attnloom_allocate": (c_void_p, [c_int64]),
     "attnloom_release": (c_int32, [c_void_p]),
     "attnloom_zero": (c_int32, [c_void_p, c_int64, c_void_p]),

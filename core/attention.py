@@ -19,7 +19,7 @@ from attnloom.core.checks import check_aligned, check_contiguous_last, check_pos
 from attnloom.core.device_module import device_module
 from attnloom.core.device_plan import plan_step
 from attnloom.core.device_planner import DeviceRange, check_same_room
-from attnloom.core.devices import indexed, multiprocessors, target_of
+from attnloom.core.devices import indexed, target_of, workers_of
 from attnloom.core.direct import DirectPath
 from attnloom.core.errors import LoadFailed
 from attnloom.core.hook_text import code_of
@@ -29,7 +29,7 @@ from attnloom.core.op import attention_op, register_engine
 from attnloom.core.packed import PackedParams
 from attnloom.core.params import Value, check_captures, ordered, pack, spare_word
 from attnloom.core.plan import Plan, PlanKey
-from attnloom.core.planner import DeclaredRange, plan_scan
+from attnloom.core.planner import DeclaredRange, bound_of_longest, longest, plan_scan
 from attnloom.core.position_mask import PositionMask
 from attnloom.core.settings import asked_workers, validating
 from attnloom.core.streams import capturing
@@ -158,19 +158,34 @@ class Attention:
         spare_word(self.device)
         with torch.cuda.device(self.device):
             error = self.module.attnloom_prepare()
-        if error:
-            raise LoadFailed(f"{self.spec.name}: its kernel cannot run on {self.device}: CUDA error {error}")
-        self.direct = DirectPath(self.spec.name, self.module, self.device, self.tiles, self.head_dim_v)
-        workers = self.workers()
-        reserve_now(self.device, floats(workers, self.tiles.tile_q, self.head_dim_v), workers)
+            if error:
+                raise LoadFailed(f"{self.spec.name}: its kernel cannot run on {self.device}: CUDA error {error}")
+            self._ctas_per_sm = {
+                tile_q: int(self.module.attnloom_ctas_per_sm(tile_q))
+                for tile_q in (self.tiles.tile_q_short, self.tiles.tile_q)
+            }
+        if 0 in self._ctas_per_sm.values():
+            raise LoadFailed(
+                f"{self.spec.name}: its kernel cannot run on {self.device}: expected a GPU with more shared memory for "
+                f"head_dim={self.head_dim}, {torch.cuda.get_device_name(self.device)} has too little for one CTA"
+            )
+        group = self.num_qo_heads // self.num_kv_heads
+        self.direct = DirectPath(self.spec.name, self.module, self.device, self.head_dim_v, group)
+        workers = {tile_q: self.workers(tile_q) for tile_q in self._ctas_per_sm}
+        room = max(floats(count, tile_q, self.head_dim_v) for tile_q, count in workers.items())
+        reserve_now(self.device, room, max(workers.values()))
 
-    def workers(self) -> int:
-        """Workers of a plan that asks for none in particular: torch's threads, or the CTAs that a GPU holds."""
+    def workers(self, tile_q: int | None = None) -> int:
+        """Workers of a plan that asks for none in particular: torch's threads, or the CTAs that a GPU holds.
+
+        Args:
+            tile_q: folded rows of the plan's largest query tile; None: of any plan. CTAs of short tiles need less.
+        """
         if (asked := asked_workers()) is not None:
             return asked
-        if self.device.type == "cuda":
-            return multiprocessors(self.device) * self.tiles.workers_per_sm
-        return torch.get_num_threads()
+        if self.device.type != "cuda":
+            return torch.get_num_threads()
+        return workers_of(self.device, self._ctas_per_sm[tile_q or self.tiles.tile_q], self.num_kv_heads)
 
     def __repr__(self) -> str:
         return (
@@ -188,6 +203,7 @@ class Attention:
         params: Mapping[str, Value] | None = None,
         block_mask: BlockMask | None = None,
         total_q: int | None = None,
+        max_q: int | None = None,
         into: Plan | None = None,
     ) -> Plan:
         """Plan a step; every engine with the same ``plan_key`` may run it.
@@ -207,6 +223,9 @@ class Attention:
             block_mask: KV tiles to skip, and tiles in which logits_mask need not be evaluated; see :meth:`block_mask`.
             total_q: with qo_indptr on the device, at least its last entry: what the plan has room for, and the rows
                 that :meth:`run` expects. A step with more queries computes nothing.
+            max_q: with qo_indptr on the device, the most queries of a request, if the host knows it: where they are
+                few, decode and drafts, the plan is for a kernel that does only such, faster. None: 1 where total_q is
+                at most the requests. A request that has more is slower. Not needed with qo_indptr on the host.
             into: a plan with the same key, requests and workers and room for as many queries. The new one takes its
                 buffer, at the same address: what a captured graph reads is the new plan. The old one is gone.
 
@@ -239,14 +258,22 @@ class Attention:
             raise ValueError(
                 f"block_mask: expected None for {self.variant.name}, which has no logits_mask to skip by it"
             )
-        if num_workers is None:
-            num_workers = self.workers()
         if self.device.type == "cuda":
+            key = self._key_with(block_mask)
+            if isinstance(into, Plan):
+                short = into.key.tile_q == key.tile_q_short  # a captured graph launches the same kernel again
+            else:
+                most = longest(qo_indptr) if total_q is None else bound_of_longest(qo_indptr, total_q, max_q)
+                short = most * self.num_qo_heads <= key.tile_q_short * self.num_kv_heads
+            if short:
+                key = key._replace(tile_q=key.tile_q_short)
+            if num_workers is None:
+                num_workers = self.workers(key.tile_q)
             values = self._values(params, layout.num_rows) if self.variant.visible else None
             return plan_step(
                 qo_indptr,
                 lengths,
-                self._key_with(block_mask),
+                key,
                 total_q=total_q,
                 num_workers=num_workers,
                 lockstep=math.gcd(self.num_kv_heads, num_workers),
@@ -257,6 +284,8 @@ class Attention:
                 into=into,
                 validate=self._validate,
             )
+        if num_workers is None:
+            num_workers = self.workers()
         ranges, values = None, None
         if self.variant.visible:
             values = self._values(params, layout.num_rows)  # kept alive while the planner reads them
@@ -596,7 +625,9 @@ class Attention:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
         key = self._key_with(plan.block_mask)
-        if plan.key is not key and plan.key != key:
+        if plan.key is key or plan.key == key:
+            return
+        if plan.key != key._replace(tile_q=key.tile_q_short):  # else a plan of short query tiles
             raise ValueError(f"plan.key={plan.key}: expected that of this engine, {key}")
 
     def _check_rows(self, name: str, rows: Tensor, dtype: torch.dtype, head_dim: int, plan: Plan) -> None:

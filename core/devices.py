@@ -35,6 +35,13 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def workers_of(device: torch.device, ctas_per_sm: int, num_kv_heads: int) -> int:
+    """CTAs that the device holds, rounded down to whole lockstep groups of kv heads where few are lost by that."""
+    workers = multiprocessors(device) * ctas_per_sm
+    whole = workers - workers % num_kv_heads
+    return whole if whole >= 0.98 * workers else workers
+
+
 def target_of(device: torch.device) -> str:
     """The architecture for which nvcc compiles: ``90a`` on Hopper, else the capability's digits; empty on a CPU."""
     if device.type != "cuda":

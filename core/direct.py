@@ -36,7 +36,6 @@ from attnloom.core.templates import (
     plan_words,
     words_of,
 )
-from attnloom.core.tiles import Tiles
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention
@@ -53,11 +52,11 @@ class DirectPath:
         name: of the kernel, for errors.
         module: the kernel.
         device: a CUDA device with its index.
-        tiles: of the kernel.
         head_dim_v: of the kernel.
+        group: query heads of a kv head.
     """
 
-    def __init__(self, name: str, module: ctypes.CDLL, device: torch.device, tiles: Tiles, head_dim_v: int) -> None:
+    def __init__(self, name: str, module: ctypes.CDLL, device: torch.device, head_dim_v: int, group: int) -> None:
         self._name = name
         # Without types of arguments: ctypes looks at them for longer than it calls.
         self._kernel = module["attnloom_run"]
@@ -66,7 +65,8 @@ class DirectPath:
         self._others = torch.cuda.device_count() > 1
         self._arenas = stream_arenas(device)
         self._rooms = self._arenas.rooms
-        self._floats_of_worker = floats(1, tiles.tile_q, head_dim_v)
+        self._group = group
+        self._head_dim_v = head_dim_v
         self._last: Template | None = None
         self._last_of_op: Template | None = None
         self._templates: dict[tuple[object, ...], Template] = {}
@@ -182,7 +182,7 @@ class DirectPath:
         self._launch(template, caches, q, out, lse, hooks)
 
     def _find_of_op(self, call: Call, q: Tensor, out: Tensor) -> Template:
-        numbers = (-1, call.num_workers, call.block_size)
+        numbers = (-1, call.num_workers, call.block_size, call.tile_q)
         flags = (call.unfinished, call.unfinished)
         key = (get_ident(), looks_of(q), looks_of(out), flags, call.scales, numbers)
         template = self._templates.get(key)
@@ -207,8 +207,8 @@ class DirectPath:
         # The legacy default stream cannot be captured.
         room = None if stream and capturing() else self._rooms.get(stream)
         if room is None or room is not template.room:
-            workers = template.numbers[1]
-            room = self._arenas.reserve(stream, workers * self._floats_of_worker, workers)
+            _, workers, _, tile_q = template.numbers
+            room = self._arenas.reserve(stream, floats(workers, tile_q, self._head_dim_v), workers)
             words[ARENA_AT] = room.states_at
             words[ARRIVALS_AT] = room.arrivals_at
             words[STREAM_AT] = stream
@@ -227,7 +227,8 @@ class DirectPath:
     def _follow(self, engine: Attention, template: Template, plan: Plan) -> bool:
         """Whether a template serves another plan; if so, it is that plan's from now on."""
         layout = plan.layout
-        if layout is None or (plan.total_q, plan.num_workers, layout.block_size) != template.numbers:
+        numbers = template.numbers
+        if layout is None or (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q) != numbers:
             return False
         engine.check_plan(plan)
         template.words[PLAN_AT] = words_of(plan)
@@ -251,7 +252,7 @@ class DirectPath:
         layout = plan.layout
         if layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
-        numbers = (plan.total_q, plan.num_workers, layout.block_size)
+        numbers = (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q)
         if any(isinstance(scale, Tensor) and scale.is_cuda for scale in given):
             engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says which
         scales = engine.scales(*given)
@@ -275,9 +276,9 @@ class DirectPath:
         given: tuple[object, object, object],
         scales: tuple[float, float, float],
         flags: tuple[bool, bool],
-        numbers: tuple[int, int, int],
+        numbers: tuple[int, int, int, int],
     ) -> Template:
-        template = Template(q, out, fresh, given, scales, flags, numbers, flags[1])
+        template = Template(q, out, fresh, given, scales, flags, numbers, flags[1], self._group)
         check_aligned("q", q)
         check_aligned("out", out, template.out_alignment)
         if len(self._templates) >= _MOST:

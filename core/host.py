@@ -14,6 +14,7 @@ _SOURCES = ("planner/planner.cpp", "cpu/append.cpp", "cpu/merge.cpp")
 _FUNCTIONS = [
     "attnloom_plan_scan",
     "attnloom_plan_algorithm1",
+    "attnloom_longest",
     "attnloom_find_bad_index",
     "attnloom_append",
     "attnloom_merge",

@@ -84,7 +84,7 @@ def rows_tensor(tensor: Tensor) -> QueryTensor:
 
 
 def cache_tensor(tensor: Tensor) -> CacheTensor:
-    """The struct of a cache."""
+    """The struct of a cache, as a CPU reads it."""
     return CacheTensor(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
 
 

@@ -29,7 +29,7 @@ _library = torch.library.Library("attnloom", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
     "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, Tensor? block_kinds, Tensor[] hook_tensors, "
-    # engine, num_workers, block_size, unfinished, sm_scale, k_scale, v_scale, then the scalars of the variant: torch
+    # engine, num_workers, tile_q, block_size, unfinished, sm_scale, k_scale, v_scale, then the variant's scalars: torch
     # takes a fifth of a microsecond for an argument, and less for an entry of a list.
     "Scalar[] numbers) -> ()"
 )
@@ -69,6 +69,7 @@ def attention_op(
         [
             engine.handle,
             plan.num_workers,
+            plan.key.tile_q,
             layout.block_size,
             int(unfinished),
             *scales,
@@ -106,7 +107,7 @@ def _run(
     hook_tensors: list[Tensor],
     numbers: list[Any],
 ) -> None:
-    engine, num_workers, block_size, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
+    engine, num_workers, _, block_size, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
     found = _find(engine)
     # While compiling there were no addresses to check.
     check_aligned("k_cache", k_cache)
@@ -161,11 +162,11 @@ def _run_cuda(
 class Call:
     """The numbers of a call, and whose they are: the layers of a step have the same ones."""
 
-    __slots__ = ("block_size", "engine", "hook_scalars", "num_workers", "numbers", "scales", "unfinished")
+    __slots__ = ("block_size", "engine", "hook_scalars", "num_workers", "numbers", "scales", "tile_q", "unfinished")
 
     def __init__(self, numbers: list[Any]) -> None:
         self.numbers = list(numbers)
-        handle, self.num_workers, self.block_size, unfinished, *rest = numbers
+        handle, self.num_workers, self.tile_q, self.block_size, unfinished, *rest = numbers
         self.unfinished = bool(unfinished)
         self.scales = (float(rest[0]), float(rest[1]), float(rest[2]))
         self.hook_scalars: list[float | int] = rest[3:]

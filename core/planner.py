@@ -118,6 +118,19 @@ def check_lengths(qo_indptr: Tensor, num_requests: int) -> int:
     return int(qo_indptr[-1])
 
 
+def longest(qo_indptr: Tensor) -> int:
+    """Most queries of a request, from offsets int32 ``[num_requests + 1]`` on the host."""
+    offsets = qo_indptr.contiguous()
+    return int(host_module().attnloom_longest(offsets.data_ptr(), offsets.shape[0]))
+
+
+def bound_of_longest(qo_indptr: Tensor, total_q: int, max_q: int | None) -> int:
+    """The same of offsets on a device: what the caller knows, or 1 where there may be one for each request."""
+    if max_q is not None:
+        return check_positive("max_q", max_q)
+    return 1 if total_q < qo_indptr.shape[0] else total_q
+
+
 def check_workers(key: PlanKey, num_workers: int, lockstep: int) -> None:
     """Workers can be shared out in groups of ``lockstep``."""
     if check_positive("num_workers", num_workers) > MOST_WORKERS:

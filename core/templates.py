@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import weakref
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from attnloom.core.abi import AttentionParams, CacheTensor, QueryTensor
+from attnloom.core.abi import AttentionParams, CacheTensor, Divisor, QueryTensor
 from attnloom.core.block_mask import mask_struct
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _OUT_ALIGNMENT = (8, 16)
 """Bytes: a kernel writes four elements at once, of 16 bits, or float32 in a state."""
+
+_NOWHERE = 2**32 - 1
+"""The offset that csrc/sm80/ptx.h reads nothing at."""
 
 _NO_WORDS = (ctypes.c_uint64 * 1)()
 NO_HOOKS = ctypes.addressof(_NO_WORDS)
@@ -41,6 +45,24 @@ PLAN_AT = slice(_word("layout"), _word("plan") + 1)  # layout, block_mask and pl
 _PLAN_WORDS = struct.Struct("=QQQQqQqiiQ")
 
 
+def _cache_in_units(cache: Tensor) -> CacheTensor:
+    """The struct of a cache as a GPU reads it.
+
+    Raises:
+        ValueError: blocks and slots are so many units apart that 32 bits do not count them.
+    """
+    strides = [stride if size > 1 else 0 for stride, size in zip(cache.stride()[:2], cache.shape[:2], strict=True)]
+    unit = math.gcd(*strides) or 1
+    block, slot = (stride // unit for stride in strides)
+    last = (cache.shape[0] - 1) * block + (cache.shape[1] - 1) * slot
+    if last >= _NOWHERE:
+        raise ValueError(
+            f"cache.stride()={cache.stride()} of shape {tuple(cache.shape)}: expected blocks and slots less than "
+            f"{_NOWHERE} times their strides' common divisor apart, {unit} elements; the last is {last}"
+        )
+    return CacheTensor(cache.data_ptr(), *cache.stride()[:3], unit * cache.element_size(), block, slot)
+
+
 class Caches:
     """A pair of caches that were checked, by their identity; holds neither."""
 
@@ -52,9 +74,7 @@ class Caches:
         self.k_at = k_cache.data_ptr()
         self.v_at = v_cache.data_ptr()
         self.block_size = block_size
-        both = (CacheTensor * 2)(
-            CacheTensor(self.k_at, *k_cache.stride()[:3]), CacheTensor(self.v_at, *v_cache.stride()[:3])
-        )
+        both = (CacheTensor * 2)(_cache_in_units(k_cache), _cache_in_units(v_cache))
         self.words = memoryview(bytes(both)).cast("Q")
 
 
@@ -98,8 +118,9 @@ class Template:
         given: tuple[object, object, object],
         scales: tuple[float, float, float],
         flags: tuple[bool, bool],
-        numbers: tuple[int, int, int],
+        numbers: tuple[int, int, int, int],
         unfinished: bool,
+        group: int,
     ) -> None:
         self.thread = get_ident()
         self.q = (q.shape, q.stride(), q.dtype, q.get_device())
@@ -107,7 +128,7 @@ class Template:
         self.out_alignment = _OUT_ALIGNMENT[unfinished]
         self.scales = given
         self.flags = flags
-        self.numbers = numbers  # total_q, num_workers, block_size
+        self.numbers = numbers  # total_q, num_workers, block_size, tile_q
         self.plan: Callable[[], Plan | None] = _nothing
         self.words = memoryview(bytearray(ctypes.sizeof(AttentionParams))).cast("Q")
         self.params = params = AttentionParams.from_buffer(self.words)
@@ -116,6 +137,10 @@ class Template:
         params.sm_scale, params.k_scale, params.v_scale = scales
         params.unfinished = unfinished
         params.num_workers = numbers[1]
+        params.tile_q = numbers[3]
+        params.block_size = Divisor.of(numbers[2])
+        params.group = group
+        params.group_inverse = -(-(1 << 16) // group)
         self.argument = ctypes.byref(params)
         self.room: object = None
         # Of the operator: its numbers, and the plan's tensors where there are no others.

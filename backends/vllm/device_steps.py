@@ -75,6 +75,7 @@ class DeviceSteps:
             common.query_start_loc[: requests + 1],
             layout,
             total_q=tokens,
+            max_q=common.max_query_len or None,
             params=impl.params(),
             block_mask=block_mask,
             into=self._captured.get(shape),

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/macros.h"
 #include "common/visible.h"
 
 namespace attnloom {
@@ -22,6 +23,10 @@ struct CacheTensor {  // [num_blocks, block_size, num_kv_heads, head_dim]
   int64_t stride_block;
   int64_t stride_slot;
   int64_t stride_head;
+  // Where a token lies, without 64 bits: (block * units_block + slot in it * units_slot) * unit bytes, for a GPU.
+  uint32_t unit;
+  uint32_t units_block;
+  uint32_t units_slot;
 };
 
 struct OutputTensor {  // [rows, num_qo_heads, head_dim_v]
@@ -37,6 +42,17 @@ struct LayoutTensors {
   const int32_t* indices;    // flat
   const int32_t* positions;  // flat, indexed like `indices`; null: block i of a row is at i * block_size
   int64_t block_size;
+};
+
+// Division by a number known at run time: n / d = n * inverse >> shift for 0 <= n < 2^31 (Granlund and Montgomery, PLDI
+// 1994), two instructions instead of twenty.
+struct Divisor {
+  uint32_t inverse;
+  uint32_t shift;
+
+  ATTNLOOM_HD int32_t divide(int32_t n) const {
+    return static_cast<int32_t>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * inverse >> shift);
+  }
 };
 
 struct AttentionParams {
@@ -57,6 +73,11 @@ struct AttentionParams {
   int32_t unfinished;  // write the state (O, LSE) instead of the finished row
   int32_t num_threads;
   int32_t num_workers;  // of the plan: the grid on a GPU, where the plan's header lies on the device
+  int32_t tile_q;       // of the plan
+  // For a GPU, where every thread would compute them.
+  Divisor block_size;     // of the layout
+  int32_t group;          // query heads of a kv head
+  int32_t group_inverse;  // ceil(2^16 / group): x / group = x * group_inverse >> 16 for x * group < 2^16
   void* stream;
 };
 

@@ -127,8 +127,17 @@ __device__ inline void make_plan(const PlanParams& params, const PlanHeader& giv
   if (threadIdx.x == 0) header.num_tiles = tiles < 0 ? 0 : tiles;
   __syncthreads();
   const int32_t num_stretches = given.num_workers / given.lockstep;
+  const PlanView<const int32_t> made{params.plan};
+  int64_t dearest = 0;
+  for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) {
+    const int64_t of_stretch = whole_cost(made, in.cost, prefix, stretch);
+    if (dearest < of_stretch) dearest = of_stretch;
+  }
+  // True where it is so for the stretches of every thread.
+  const int64_t total = tiles < 0 ? 0 : prefix[tiles];
+  const bool whole = __syncthreads_and(cut_between_items(dearest, total, num_stretches, in.cost));
   for (int32_t stretch = threadIdx.x; stretch <= num_stretches; stretch += blockDim.x) {
-    const Coordinate start = locate(PlanView<const int32_t>{params.plan}, in.cost, prefix, stretch);
+    const Coordinate start = locate(made, in.cost, prefix, stretch, whole);
     plan.worker_tile()[stretch] = start.tile;
     plan.worker_head()[stretch] = start.head;
     plan.worker_kv()[stretch] = start.kv;

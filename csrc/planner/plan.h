@@ -65,6 +65,12 @@ struct Piece {
   ATTNLOOM_HD bool whole() const { return opens && closes; }
 };
 
+// The piece that begins at `at`, in an item of `kv_tiles`, in the stretch that ends at `stop` (at < stop).
+ATTNLOOM_HD Piece piece_of(Coordinate at, Coordinate stop, int32_t kv_tiles) {
+  const bool closes = !same_item(at, stop);
+  return {at.tile, at.head, at.kv, closes ? kv_tiles : stop.kv, at.kv == 0, closes};
+}
+
 template <typename Word>  // int32_t to write, const int32_t to read
 struct PlanView {
   Word* buffer;
@@ -100,8 +106,7 @@ struct PlanView {
 
   // The piece that begins at `at` in the stretch that ends at `stop` (at < stop).
   ATTNLOOM_HD Piece piece_at(Coordinate at, Coordinate stop) const {
-    const bool closes = !same_item(at, stop);
-    return {at.tile, at.head, at.kv, closes ? tile_kv_tiles()[at.tile] : stop.kv, at.kv == 0, closes};
+    return piece_of(at, stop, tile_kv_tiles()[at.tile]);
   }
 
   // Where the stretch goes on after `piece`.

@@ -40,6 +40,16 @@ ATTNLOOM_EXPORT int64_t attnloom_plan_algorithm1(const PlanParams* params, int64
   return plan_algorithm1(PlanView<const int32_t>{params->plan}, cost_of(*params), worker_tiles, worker_cost);
 }
 
+// Most queries of a request, of `count` offsets.
+ATTNLOOM_EXPORT int64_t attnloom_longest(const int32_t* qo_indptr, int64_t count) {
+  int32_t most = 0;
+  for (int64_t request = 0; request + 1 < count; ++request) {
+    const int32_t queries = qo_indptr[request + 1] - qo_indptr[request];
+    most = queries > most ? queries : most;
+  }
+  return most;
+}
+
 // Finds a row that a kernel could not read: returns 1 and, in `where`, the row, the block and its id when the cache
 // does not hold the id, or the row, -1 and its length when the row leaves the index array.
 ATTNLOOM_EXPORT int32_t attnloom_find_bad_index(const LayoutTensors* layout, int64_t num_rows, int64_t num_indices,

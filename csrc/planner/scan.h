@@ -87,9 +87,11 @@ ATTNLOOM_HD int64_t item_cost(const CostModel& cost, int32_t rows, int32_t kv_ti
   return cost.item + kv_tiles * unit_cost(cost, rows);
 }
 
-// Where stretch `stretch` begins. prefix[t]: cost of all tiles before t, over all kv heads of the line; [T + 1].
+// Where stretch `stretch` begins: at the fraction stretch / stretches of the line's cost, moved to the nearest border
+// between KV tiles, or with `whole` between items. prefix[t]: cost of all tiles before t, over all kv heads of the
+// line; [T + 1].
 ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
-                              int32_t stretch) {
+                              int32_t stretch, bool whole) {
   const PlanHeader& header = plan.header();
   const int32_t num_stretches = plan.num_stretches();
   const int32_t num_tiles = header.num_tiles;
@@ -116,11 +118,39 @@ ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cos
   const int32_t step = header.chunk > 0 ? header.chunk : 1;  // a cut lies at a whole number of steps
   const int64_t unit = unit_cost(cost, rows) * step;
   const int32_t head = static_cast<int32_t>((position - prefix[low]) / each);
-  const int64_t into = position - prefix[low] - head * each - cost.item + unit / 2;
-  const int32_t kv = into < 0 ? 0 : static_cast<int32_t>(min_of(into / unit * step, kv_tiles));
-  if (kv < kv_tiles || kv == 0) return {low, head, kv};
+  const int64_t into = position - prefix[low] - head * each;
+  const int64_t past = into - cost.item + unit / 2;
+  bool next = false;
+  int32_t kv = 0;
+  if (whole) {
+    next = 2 * into >= each;
+  } else {
+    kv = past < 0 ? 0 : static_cast<int32_t>(min_of(past / unit * step, kv_tiles));
+    next = kv > 0 && kv == kv_tiles;
+  }
+  if (!next) return {low, head, kv};
   if (head + 1 < header.num_kv_heads / header.lockstep) return {low, head + 1, 0};
   return {low + 1, 0, 0};
+}
+
+// Cost of the line before an item.
+ATTNLOOM_HD int64_t cost_before(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
+                                Coordinate item) {
+  if (item.head == 0) return prefix[item.tile];
+  return prefix[item.tile] + item.head * item_cost(cost, plan.tile_rows()[item.tile], plan.tile_kv_tiles()[item.tile]);
+}
+
+// Cost of a stretch that is cut between items.
+ATTNLOOM_HD int64_t whole_cost(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
+                               int32_t stretch) {
+  return cost_before(plan, cost, prefix, locate(plan, cost, prefix, stretch + 1, true)) -
+         cost_before(plan, cost, prefix, locate(plan, cost, prefix, stretch, true));
+}
+
+// Whether no item need be cut: the dearest stretch of whole items is beyond a fair share by no more than what cuts
+// cost, states written and merged at the end, when nothing else is left to do.
+ATTNLOOM_HD bool cut_between_items(int64_t dearest, int64_t total, int32_t num_stretches, const CostModel& cost) {
+  return 2 * (dearest - total / num_stretches) <= 5 * int64_t{cost.item};
 }
 
 // The first stretch of [low, high) that begins after `at`, or high: starts ascend.
@@ -181,8 +211,15 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
   plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
   prefix[tile] = sum;
   header.num_tiles = tile;
+  const PlanView<const int32_t> made{plan.buffer};
+  int64_t dearest = 0;
+  for (int32_t stretch = 0; stretch < plan.num_stretches(); ++stretch) {
+    const int64_t of_stretch = whole_cost(made, in.cost, prefix, stretch);
+    if (dearest < of_stretch) dearest = of_stretch;
+  }
+  const bool whole = cut_between_items(dearest, sum, plan.num_stretches(), in.cost);
   for (int32_t stretch = 0; stretch <= plan.num_stretches(); ++stretch) {
-    const Coordinate start = locate(PlanView<const int32_t>{plan.buffer}, in.cost, prefix, stretch);
+    const Coordinate start = locate(made, in.cost, prefix, stretch, whole);
     plan.worker_tile()[stretch] = start.tile;
     plan.worker_head()[stretch] = start.head;
     plan.worker_kv()[stretch] = start.kv;

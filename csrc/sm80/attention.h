@@ -17,38 +17,45 @@
 namespace attnloom {
 namespace sm80 {
 
-// Runs the pieces from `computing().next` on that have query tiles of one kind; leaves there where the other kind
-// begins.
+// Runs the pieces from `at` on that have query tiles of one kind; returns where the other kind begins, or the end.
 template <typename S, typename Tile>
-__device__ __forceinline__ void run_pieces(const Cta<S>& cta) {
-  Work<S>& work = cta.computing();
-  Loader<S> loader(cta, work.next, Tile::kTall);
+__device__ __forceinline__ Coordinate run_pieces(const Cta<S>& cta, Coordinate at) {
+  Loader<S, Tile::kStages> loader(cta, at, Tile::kTall);
   int stage = Tile::kStages - 1;  // computed last: free until the next load
-#pragma unroll 1
-  for (int ahead = -1; ahead < stage; ++ahead) loader.load(ahead);
   Tile tile(cta);
-  while (work.next < cta.constants().stop) {
-    if (cta.loading().is(work.next)) {  // as a rule the loader is where the next piece begins
-      work.copy(cta.loading());
+#pragma unroll 1
+  while (at < cta.stretch().stop) {
+    const bool prepared = loader.prepared(at);
+    // Else it is a piece without tiles, which still has rows to write.
+    if (!prepared && (cta.tile(at.tile).rows > S::kShortRows) != Tile::kTall) break;
+    if (prepared) {
+      loader.begin();
     } else {
-      const Piece piece = cta.plan().piece_at(work.next, cta.constants().stop);
-      if ((cta.plan().tile_rows()[piece.tile] > S::kShortRows) != Tile::kTall) break;
-      work.set(cta, piece);
+      cta.passed_over().set(cta, cta.piece_at(at));
+      cta.compute_passed_over();
     }
+    Work<S>& work = cta.computing();
     KvTiles<S> tiles;
     tiles.start(cta, work);
     tile.begin(work, tiles.has());
-    for (; tiles.has(); tiles.next(cta, work)) {
+    cta.stretch().end_tile = tiles.end;
+    for (; tiles.tile < anew(cta.stretch().end_tile); tiles.next(cta, work)) {
       const int next = stage + 1 == Tile::kStages ? 0 : stage + 1;
       tile.await(work, tiles, next);
       tile.compute(work, tiles, next, loader, stage);
       stage = next;
     }
-    tile.end(work, stage, PieceOutput<S>{cta, work});
-    if (!work.piece.whole()) merge_if_last<S>(cta.p, cta.hooks, cta.slice(stage, 0));
+    at = cta.computing().next;
+    const bool known = loader.prepared(at);
+    tile.end(cta.computing(), known, loader.next(), stage);
+    if (!cta.computing().piece.whole()) {
+      merge_if_last<S>(reinterpret_cast<float*>(cta.slice(stage, 0)));
+      tile.merged(known, loader.next());
+    }
   }
   wait_copies<0>();
   __syncthreads();
+  return at;
 }
 
 template <typename S>
@@ -57,21 +64,30 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
                      const __grid_constant__ typename S::HookParams hooks) {
   const Cta<S> cta{params, hooks};
   cta.prepare();
-  Work<S>& work = cta.computing();
-  work.next = cta.plan().start(blockIdx.x / cta.plan().header().lockstep);
-  __syncthreads();
-  while (work.next < cta.constants().stop) {
-    run_pieces<S, Short<S>>(cta);
-    if (work.next < cta.constants().stop) run_pieces<S, Tall<S>>(cta);
+  __syncwarp();
+  Coordinate at = cta.stretch().next;
+#pragma unroll 1
+  while (at < cta.stretch().stop) {
+    at = run_pieces<S, Short<S>>(cta, at);
+    if constexpr (S::kTall) {
+      if (at < cta.stretch().stop) at = run_pieces<S, Tall<S>>(cta, at);
+    }
   }
 }
 
-// Brings the kernels onto the current device.
+// Brings a kernel onto the current device.
 template <typename S>
-int32_t prepare_attention() {
+cudaError_t prepare_shape() {
+  return cudaFuncSetAttribute(attention_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+}
+
+// CTAs that share a multiprocessor of the current device; 0 if it has too little shared memory for one.
+template <typename S>
+int32_t ctas_per_sm() {
+  int ctas = 0;
   const cudaError_t error =
-      cudaFuncSetAttribute(attention_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
-  return error != cudaSuccess ? static_cast<int32_t>(error) : prepare(finish_kernel<S>);
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, attention_kernel<S>, S::kThreads, S::kSharedBytes);
+  return error == cudaSuccess ? ctas : 0;
 }
 
 // One CTA per worker of the plan.

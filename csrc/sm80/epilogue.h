@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/params.h"
+#include "common/request.h"
 #include "sm80/element.h"
 #include "sm80/softmax.h"
 
@@ -101,7 +102,7 @@ struct OutputTile {
     return {work.request,
             folded.query,
             work.first_position + folded.query,
-            work.head * cta.constants().group + folded.head,
+            work.head * cta.p.group + folded.head,
             work.head,
             static_cast<int64_t>(work.first_token) + folded.query};
   }
@@ -132,6 +133,45 @@ struct OutputTile {
     int index;
     __device__ float operator[](int dim) const { return rows[output_at<S>(index, dim)]; }
   };
+
+  // Whether rows go out as they are, so that they need not lie in shared memory before.
+  __device__ bool direct() const { return !S::Variant::kHasOutputTransform && !cta.p.unfinished; }
+
+  // The lane's row of half `half` of a warp's 16, times `factor`, straight from the registers. All lanes together.
+  __device__ __forceinline__ void write(const Rows<S>& rows, int half, float factor, float lse) const {
+    const uint32_t lane = cta.lane();
+    const int index = half * 8 + lane / 4;
+    const bool valid = row + index < work.rows;
+    const OutputRow to = row_of(valid ? index : 0);
+    const Epilogue<S> end = epilogue();
+    factor *= end.sink(to, lse);
+    typename S::Scalar* const from = end.address(to);
+#pragma unroll
+    for (int i = 0; i < S::kDimV / 8; i += 2) {
+      uint2 bits;
+      int dim;
+      if constexpr (sizeof(typename S::Value) == 2) {
+        // A lane has two neighbouring dims of two groups of 8; neighbours exchange one for four of the same group.
+        uint32_t own[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          own[n] = Half<typename S::Scalar>::pack(rows.out[i + n][half * 2] * factor,
+                                                  rows.out[i + n][half * 2 + 1] * factor);
+        }
+        const bool odd = lane % 2 != 0;
+        const uint32_t other = __shfl_xor_sync(0xffffffff, odd ? own[0] : own[1], 1);
+        bits = odd ? make_uint2(other, own[1]) : make_uint2(own[0], other);
+        dim = (i + (odd ? 1 : 0)) * 8 + lane % 4 / 2 * 4;
+      } else {  // neighbouring fragments hold even and odd dims (products.h)
+        bits.x = Half<typename S::Scalar>::pack(rows.out[i][half * 2] * factor, rows.out[i + 1][half * 2] * factor);
+        bits.y =
+            Half<typename S::Scalar>::pack(rows.out[i][half * 2 + 1] * factor, rows.out[i + 1][half * 2 + 1] * factor);
+        dim = i * 8 + lane % 4 * 4;
+      }
+      if (valid) *reinterpret_cast<uint2*>(from + dim) = bits;
+    }
+    if (valid && lane % 4 == 0) end.write_lse(to, lse);
+  }
 
   // Thread `thread` of `threads` that share the work.
   __device__ void transform(int count, int thread, int threads) const {

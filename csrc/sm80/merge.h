@@ -21,25 +21,24 @@ __device__ float* partial_lses(const Cta<S>& cta, int32_t slot) {
   return cta.p.arena + (static_cast<int64_t>(header.num_workers) * 2 * S::kDimV + slot) * header.tile_q;
 }
 
-// 16 rows of a warp's output to shared memory, as float32.
-template <typename S>
-__device__ __forceinline__ void share_output(const Rows<S>& rows, uint32_t lane, float* to) {
-  if constexpr (sizeof(typename S::Value) == 2) {
+// Rows of a warp's output to shared memory, as float32: those of kHalves halves of 8 from `half` on.
+template <typename S, int kHalves>
+__device__ __forceinline__ void share_output(const Rows<S>& rows, int half, uint32_t lane, float* to) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+  for (int own = 0; own < 2; ++own) {
+    if (own < half || own >= half + kHalves) continue;
+    const int row = lane / 4 + (own - half) * 8;
+    if constexpr (sizeof(typename S::Value) == 2) {
 #pragma unroll
       for (int i = 0; i < S::kDimV / 8; ++i) {
-        *reinterpret_cast<float2*>(to + output_at<S>(lane / 4 + half * 8, i * 8 + lane % 4 * 2)) =
-            make_float2(rows.out[i][half * 2], rows.out[i][half * 2 + 1]);
+        *reinterpret_cast<float2*>(to + output_at<S>(row, i * 8 + lane % 4 * 2)) =
+            make_float2(rows.out[i][own * 2], rows.out[i][own * 2 + 1]);
       }
-    }
-  } else {  // neighbouring fragments hold even and odd dims (products.h)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    } else {  // neighbouring fragments hold even and odd dims (products.h)
 #pragma unroll
       for (int i = 0; i < S::kDimV / 8; i += 2) {
-        *reinterpret_cast<float4*>(to + output_at<S>(lane / 4 + half * 8, i * 8 + lane % 4 * 4)) = make_float4(
-            rows.out[i][half * 2], rows.out[i + 1][half * 2], rows.out[i][half * 2 + 1], rows.out[i + 1][half * 2 + 1]);
+        *reinterpret_cast<float4*>(to + output_at<S>(row, i * 8 + lane % 4 * 4)) = make_float4(
+            rows.out[i][own * 2], rows.out[i + 1][own * 2], rows.out[i][own * 2 + 1], rows.out[i + 1][own * 2 + 1]);
       }
     }
   }
@@ -52,7 +51,7 @@ struct PieceOutput {
   const Cta<S>& cta;
   const Work<S>& work;
 
-  // Row `row` of the 16 from `first` on.
+  // Row `row` of those from `first` on.
   __device__ void put(int first, float* waiting, int row, int quad, float4 value, float lse) const {
     if (work.piece.whole()) {
       OutputTile<S>{cta, work, first, waiting}.put(row, quad, value, lse);
@@ -69,36 +68,37 @@ struct PieceOutput {
 
 template <typename S>
 struct Merge {
-  static constexpr int kRound = 64;  // pieces whose weights lie in shared memory at once
+  static constexpr int kRound = 32;  // pieces whose weights lie in shared memory at once
   static constexpr int kQuads = S::kDimV / 4;
   static constexpr int kPairs = (16 * kQuads + S::kThreads - 1) / S::kThreads;  // (row, quad) pairs of a thread
 
   const Cta<S>& cta;
   const int32_t worker = blockIdx.x;
 
-  // Called by the whole CTA once its piece's state is in the arena; `room` is a stage that nobody uses.
-  __device__ void arrive(const Work<S>& work, char* room) const {
+  // Called by the whole CTA once its piece's state is in the arena; `room` is what nobody uses.
+  __device__ void arrive(const Work<S>& work, float* room) const {
     const Piece& piece = work.piece;
     const int32_t stretch = worker / cta.plan().header().lockstep;
     const int32_t opener = piece.opens ? stretch : cta.plan().split_begin()[stretch];
     const int32_t count = cta.plan().split_end()[opener] - opener + 1;
     int32_t* flag = reinterpret_cast<int32_t*>(shared_memory + S::kFlagAt);
-    __threadfence();
-    __syncthreads();
+    int32_t pieces = 0;
     if (cta.warp() == 0) {
-      int32_t pieces = 0;
       for (int32_t i = cta.lane(); i < count; i += 32) pieces += cta.plan().has_work(opener + i);
       pieces = __reduce_add_sync(0xffffffff, pieces);
-      if (cta.lane() == 0) {
-        int32_t* arrivals = cta.p.arrivals + cta.plan().peer(worker, opener);
-        const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
-        if (last) *arrivals = 0;  // ready for the next run
-        *flag = last;
-      }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      // Fences of one thread stand for all: what others wrote before a barrier, or read after one, is ordered with it.
+      __threadfence();
+      int32_t* arrivals = cta.p.arrivals + cta.plan().peer(worker, opener);
+      const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
+      if (last) *arrivals = 0;  // ready for the next run
+      __threadfence();
+      *flag = last;
     }
     __syncthreads();
     if (*flag) {
-      __threadfence();
       for (int row = 0; row < work.rows; row += 16) merge_rows(opener, count, work, row, room);
     }
   }
@@ -108,14 +108,24 @@ struct Merge {
     return partial_slot(cta.plan().peer(worker, opener + nth), nth == 0);
   }
 
+  // The thread's pair `pair`.
+  static __device__ int row_of(int pair) { return (thread_anew() + pair * S::kThreads) / kQuads; }
+  static __device__ int quad_of(int pair) { return (thread_anew() + pair * S::kThreads) % kQuads; }
+
+  // Its value of a piece; other CTAs wrote it, so it must come from the L2.
+  __device__ float4 value_of(int32_t opener, int32_t nth, int first, int pair) const {
+    const float* values = partial_values(cta, slot(opener, nth)) + (first + row_of(pair)) * S::kDimV;
+    return __ldcg(reinterpret_cast<const float4*>(values + quad_of(pair) * 4));
+  }
+
   // Rows [first, first + 16) of the query tile.
-  __device__ void merge_rows(int32_t opener, int32_t count, const Work<S>& work, int first, char* room) const {
+  __device__ void merge_rows(int32_t opener, int32_t count, const Work<S>& work, int first, float* room) const {
     constexpr bool kSoftmax = S::Variant::kSoftmax;
     const int rows = min(16, work.rows - first);
-    float* weights = reinterpret_cast<float*>(room);  // [kRound][rows]
-    float* factors = weights + kRound * 16;           // [16]
-    float* ends = factors + 16;                       // [16]: 1 / sum
-    const int my_row = thread_anew() / 8;             // eight threads keep the state of a row
+    float* weights = room;                   // [kRound][rows]
+    float* factors = weights + kRound * 16;  // [16]
+    float* ends = factors + 16;              // [16]: 1 / sum
+    const int my_row = thread_anew() / 8;    // eight threads keep the state of a row
     const int my_lane = thread_anew() % 8;
     float highest = ATTNLOOM_NEG_INF;
     float sum = 0.0f;
@@ -151,15 +161,13 @@ struct Merge {
       __syncthreads();
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        const int row = (thread_anew() + pair * S::kThreads) / kQuads;
-        const int quad = (thread_anew() + pair * S::kThreads) % kQuads;
+        const int row = row_of(pair);
         if (row >= rows) continue;
         scale_quad(merged[pair], factors[row]);
 #pragma unroll 8
         for (int i = 0; i < pieces; ++i) {
           const float weight = weights[i * rows + row];
-          const float4 value = __ldcg(reinterpret_cast<const float4*>(partial_values(cta, slot(opener, begin + i)) +
-                                                                      (first + row) * S::kDimV + quad * 4));
+          const float4 value = value_of(opener, begin + i, first, pair);
           if (weight != 0.0f) add_quad(merged[pair], weight, value);  // an empty piece has left nothing
         }
       }
@@ -173,11 +181,10 @@ struct Merge {
     const OutputTile<S> tile{cta, work, first, weights + kMergeFloats};
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      const int row = (thread_anew() + pair * S::kThreads) / kQuads;
-      const int quad = (thread_anew() + pair * S::kThreads) % kQuads;
+      const int row = row_of(pair);
       if (row >= rows) continue;
       scale_quad(merged[pair], ends[row]);
-      tile.put(row, quad, merged[pair], factors[row]);
+      tile.put(row, quad_of(pair), merged[pair], factors[row]);
     }
     __syncthreads();
     tile.transform(rows, thread_anew(), S::kThreads);
@@ -201,11 +208,10 @@ struct Merge {
   }
 };
 
-// Not inlined: it is long, and nothing of the main loop is alive here.
+// Not inlined: it is long, and little of the main loop is alive here. `room`: a stage.
 template <typename S>
-__device__ __noinline__ void merge_if_last(const AttentionParams& params, const typename S::HookParams& hooks,
-                                           char* room) {
-  const Cta<S> cta{params, hooks};
+__device__ __noinline__ void merge_if_last(float* room) {
+  const Cta<S> cta = Cta<S>::again();
   Merge<S>{cta}.arrive(cta.computing(), room);
 }
 

@@ -36,8 +36,8 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
   constexpr int kPairs = (kAllSteps + kSteps - 1) / kSteps;
   const uint32_t first = chunk_address(keys, (lane / 16) * 8 + lane % 8, S::kPitchK, lane / 8 % 2);
   uint32_t query[2][kSteps][kFragments][4];
-  uint32_t key[2][kSlices][4];
-  const auto load = [&](int pair) {
+  uint32_t key[2][4];
+  const auto load_queries = [&](int pair) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
@@ -45,10 +45,9 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
         if (pair * kSteps + i < kAllSteps) query_of(pair * kSteps + i, m, query[pair % 2][i][m]);
       }
     }
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      load_matrices(key[pair % 2][slice], chunk_of_pair(first, pair) + slice * S::kSliceBytes);
-    }
+  };
+  const auto load_keys = [&](int index) {  // of slice index % kSlices at pair index / kSlices
+    load_matrices(key[index % 2], chunk_of_pair(first, index / kSlices) + index % kSlices * S::kSliceBytes);
   };
 #pragma unroll
   for (int m = 0; m < kFragments; ++m) {
@@ -58,13 +57,16 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
       for (int i = 0; i < 4; ++i) score[m][n][i] = 0.0f;
     }
   }
-  load(0);
+  load_queries(0);
+  load_keys(0);
 #pragma unroll
   for (int pair = 0; pair < kPairs; ++pair) {
-    if (pair + 1 < kPairs) load(pair + 1);  // while the tensor cores work on this one
+    if (pair + 1 < kPairs) load_queries(pair + 1);  // while the tensor cores work on this one
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      const uint32_t (&raw)[4] = key[pair % 2][slice];
+      const int index = pair * kSlices + slice;
+      if (index + 1 < kPairs * kSlices) load_keys(index + 1);
+      const uint32_t (&raw)[4] = key[index % 2];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         if (pair * kSteps + i >= kAllSteps) continue;

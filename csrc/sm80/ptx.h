@@ -10,9 +10,26 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes to shared memory, or zeros where `valid` is false; nothing is read then.
+// 16 bytes to shared memory.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
+}
+// The same from `offset` units behind `base`; zeros where the offset is kNowhere, and nothing is read then.
+constexpr uint32_t kNowhere = 0xffffffff;
+__device__ __forceinline__ void copy_async(uint32_t to, const char* base, uint32_t offset, uint32_t unit) {
+  asm volatile(
+      "{\n"
+      ".reg .pred nowhere;\n"
+      ".reg .u64 from;\n"
+      "setp.eq.u32 nowhere, %2, 0xffffffff;\n"
+      "mad.wide.u32 from, %2, %3, %1;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [from], 16, nowhere;\n"
+      "}\n" ::"r"(to),
+      "l"(base), "r"(offset), "r"(unit));
+}
+// 4 bytes.
+__device__ __forceinline__ void copy_word(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from));
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::); }
 template <int kPending>
@@ -47,6 +64,11 @@ __device__ __forceinline__ int32_t anew(int64_t value) {
   int32_t low = static_cast<int32_t>(value);
   asm volatile("" : "+r"(low));
   return low;
+}
+template <typename T>
+__device__ __forceinline__ T* anew(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
 }
 __device__ __forceinline__ uint32_t thread_anew() { return anew(threadIdx.x); }
 

@@ -27,8 +27,13 @@ struct Queries {
     Folded folded;
 
     __device__ Row(const Cta<S>& cta, const Work<S>& work, int row) : folded(work.folded(cta, row)) {
-      from = static_cast<const Scalar*>(cta.p.q.data) + (work.first_token + folded.query) * cta.p.q.stride_row +
-             (work.head * cta.constants().group + folded.head) * cta.p.q.stride_head;
+      // Strides fit into 32 bits, offsets need not.
+      constexpr int kBytes = sizeof(Scalar);
+      const int32_t head = work.head * cta.p.group + folded.head;
+      from = reinterpret_cast<const Scalar*>(
+          multiply_add(work.first_token + folded.query, static_cast<int32_t>(cta.p.q.stride_row) * kBytes,
+                       multiply_add(head, static_cast<int32_t>(cta.p.q.stride_head) * kBytes,
+                                    static_cast<const char*>(cta.p.q.data))));
     }
 
     // Dims dim and dim + 1.
@@ -37,9 +42,9 @@ struct Queries {
         float both[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          both[i] = S::Variant::query_transform(
-              cta.hooks, Vector{from}, dim + i, work.request, work.first_position + folded.query,
-              work.head * cta.constants().group + folded.head, work.head, folded.query);
+          both[i] = S::Variant::query_transform(cta.hooks, Vector{from}, dim + i, work.request,
+                                                work.first_position + folded.query,
+                                                work.head * cta.p.group + folded.head, work.head, folded.query);
         }
         return Half<Scalar>::pack(both[0], both[1]);
       } else {
@@ -97,9 +102,13 @@ struct Queries {
     constexpr int kChunks = S::kDim / 8;
     constexpr bool kAsTheyLie = !S::Variant::kHasQueryTransform && sizeof(typename S::Key) == 2;
 #pragma unroll 4
-    for (int index = thread_anew(); index < rows * kChunks; index += S::kThreads) {
-      const int of = index / kChunks;
-      const int chunk = index % kChunks;
+    for (int first = 0; first < rows * kChunks; first += S::kThreads) {
+      const int thread = thread_anew();
+      if (rows * kChunks % S::kThreads != 0 && first + thread >= rows * kChunks) continue;
+      // Where the CTA takes whole rows at once, a thread has the same chunk of all of its rows.
+      const bool whole = S::kThreads % kChunks == 0;
+      const int of = whole ? first / kChunks + thread / kChunks : (first + thread) / kChunks;
+      const int chunk = (whole ? thread : first + thread) % kChunks;
       const bool valid = of < work.rows;
       const Row row(cta, work, valid ? of : 0);
       if constexpr (kAsTheyLie) {

@@ -14,12 +14,17 @@
 namespace attnloom {
 namespace sm80 {
 
-constexpr int kWorkBytes = 128;  // of a Work (work.h)
+constexpr int kWorkBytes = 128;              // of a Work (work.h)
+constexpr int kLoaderBytes = 64;             // of a Loader::State (loader.h)
+constexpr int kStretchBytes = 56 + 32 * 40;  // of a Stretch (cta.h)
 
 constexpr int round_up(int value, int to) { return (value + to - 1) / to * to; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, typename Variant_, typename HookParams_>
+// kTall: whether the kernel has tall query tiles besides short ones. Without, registers and shared memory leave room
+// for more CTAs, and decode is as fast as loads are in flight.
+template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, typename Variant_, typename HookParams_, bool kTall_>
 struct Shape {
   using Scalar = Scalar_;  // of q and the output, and of what the tensor cores multiply
   using Kv = Kv_;          // of the caches
@@ -38,7 +43,7 @@ struct Shape {
   static constexpr int kSlice = 16;
   static constexpr int kTileKv = kWarps * kSlice;
   static constexpr bool kWide = kDim > 128 || kDimV > 128;
-  static constexpr int kCtasPerSm = kWide ? 1 : 2;
+  static constexpr bool kTall = kTall_;
 
   // Rows of the query tiles. Two fragments of 16 rows a warp use what is read of a KV tile twice; wide heads leave
   // registers for one.
@@ -51,23 +56,37 @@ struct Shape {
   static constexpr int kPitchQ = round_up(kDim * 2, 128);
   static constexpr int kPitchK = round_up(kDim * static_cast<int>(sizeof(Key)), 128);
   static constexpr int kPitchV = round_up(kDimV * static_cast<int>(sizeof(Value)), 128);
-  static constexpr int kPitchOut = round_up(kDimV, 64);  // floats
-  // A slice holds keys, then values; at the end of a piece, 16 rows of the output as float32.
-  static constexpr int kSliceBytes = larger(kSlice * (kPitchK + kPitchV), 16 * kPitchOut * 4);
+  static constexpr int kPitchOut = round_up(kDimV, 64);             // floats
+  static constexpr int kSliceBytes = kSlice * (kPitchK + kPitchV);  // keys, then values
   static constexpr int kStageBytes = kWarps * kSliceBytes;
   static constexpr int kShortStages = 3;
   static constexpr int kTallStages = 2;
+  // At the end of a piece each warp has its slice of a stage for rows of the output, as float32: as many as fit.
+  static constexpr int kOutputRows = 16 * kPitchOut * 4 <= kSliceBytes ? 16 : 8;
+  static_assert(kOutputRows * kPitchOut * 4 <= kSliceBytes, "8-bit slices hold 8 rows");
+
+  // Pieces of a warp at once: one computed, one for each tile whose rows or page ids are on their way, and the next.
+  static constexpr int kRing = 8;
+  static_assert(2 * kShortStages <= kRing && 2 * kTallStages <= kRing, "no piece is overwritten that is still needed");
 
   // Shared memory: the stages, with the tall tile's queries behind its own; then small things.
   static constexpr int kTallQueriesAt = kTallStages * kStageBytes;
   static constexpr int kShortQueriesAt = kShortStages * kStageBytes;
-  static constexpr int kPositionsAt =
-      larger(kShortQueriesAt + (kQueriesInRegisters ? 0 : kShortRows * kPitchQ), kTallQueriesAt + kTallRows * kPitchQ);
+  static constexpr int kPositionsAt = larger(kShortQueriesAt + (kQueriesInRegisters ? 0 : kShortRows * kPitchQ),
+                                             kTall ? kTallQueriesAt + kTallRows * kPitchQ : 0);
   static constexpr int kStatesAt = kPositionsAt + kShortStages * kTileKv * 4;
-  static constexpr int kFlagAt = kStatesAt + kWarps * 16 * 2 * 4;
-  static constexpr int kWorksAt = kFlagAt + 16;  // work.h: two for each warp
-  static constexpr int kConstantsAt = kWorksAt + 2 * kWarps * kWorkBytes;
-  static constexpr int kSharedBytes = kConstantsAt + 32;
+  static constexpr int kPagesAt = kStatesAt + kWarps * 16 * 2 * 4;
+  static constexpr int kTotalsAt = kPagesAt + 2 * (kShortStages - 1) * kTileKv * 4;
+  static constexpr int kFlagAt = kTotalsAt + (kTall ? kThreads * kFragments * 8 : 0);
+  static constexpr int kWorksAt = kFlagAt + 16;
+  static constexpr int kStretchesAt = kWorksAt + kWarps * (kRing + 1) * kWorkBytes;
+  static constexpr int kLoadersAt = kStretchesAt + kWarps * kStretchBytes;
+  static constexpr int kSharedBytes = kLoadersAt + kWarps * kLoaderBytes;
+
+  // CTAs that share a multiprocessor of Hopper, as shared memory (227 KB and 1 KB of each CTA's) and registers allow.
+  static constexpr int kMostCtas = kTall || kDim > 128 ? 2 : (kDim > 64 ? 3 : 4);
+  static constexpr int kCtasPerSm = smaller(kMostCtas, (228 << 10) / (kSharedBytes + (1 << 10)));
+  static_assert(kCtasPerSm > 0, "a CTA fits");
 };
 
 }  // namespace sm80

@@ -23,6 +23,7 @@ struct Short {
   static constexpr int kStages = S::kShortStages;
 
   const Cta<S>& cta;
+  bool asked = false;  // the queries of the next piece are on their way
   explicit __device__ Short(const Cta<S>& of) : cta(of) {}
 
   // 8-bit elements become halves in one instruction, bfloat16 in four; so with 8-bit caches the products are of halves.
@@ -38,7 +39,8 @@ struct Short {
 
   __device__ void begin(Work<S>& work, bool) {
     if constexpr (S::kQueriesInRegisters) {
-      Queries<S>::load(cta, work, queries);
+      if (!asked) Queries<S>::load(cta, work, queries);
+      asked = false;
       if constexpr (!std::is_same_v<KeyMath, typename S::Scalar>) Queries<S>::to_halves(queries, query_scale);
     } else {
       Queries<S>::share(cta, work, S::kShortRows, shared_memory + S::kShortQueriesAt);
@@ -56,8 +58,8 @@ struct Short {
     transform_slice(cta, work, tiles.tile, stage);
   }
 
-  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Loader<S>& loader,
-                                          int free_stage) {
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage,
+                                          Loader<S, kStages>& loader, int free_stage) {
     loader.load(free_stage);
     const uint32_t keys = shared_address(cta.slice(stage, cta.warp()));
     float score[1][2][4];
@@ -79,7 +81,7 @@ struct Short {
         for (int i = 0; i < 4; ++i) score[0][n][i] *= query_scale[i / 2];
       }
     }
-    const Columns<2> columns{tiles.tile * S::kTileKv + cta.warp() * S::kSlice,
+    const Columns<2> columns{tiles.tile * S::kTileKv + static_cast<int32_t>(cta.warp()) * S::kSlice,
                              shared_address(cta.positions(stage) + cta.warp() * S::kSlice)};
     Softmax<S, 1, 2>::weigh(cta, work, 0, columns, columns.inside(work.band_free), tiles.is_full(cta), score, rows);
     uint32_t weights[1][4];
@@ -88,8 +90,18 @@ struct Short {
     __syncwarp();
   }
 
-  // Leaves the CTA in step.
-  __device__ void end(const Work<S>& work, int stage, const PieceOutput<S>& output) const {
+  // Asks for the queries of the next piece, if that is known: nobody needs the registers any more. Beside tall tiles
+  // they would not stay in registers until the next piece begins.
+  __device__ __forceinline__ void ask(bool known, const Work<S>& next) {
+    if constexpr (S::kQueriesInRegisters && !S::kTall) {
+      if (known) Queries<S>::load(cta, next, queries);
+      asked = known;
+    }
+  }
+
+  // Writes the rows. Leaves the CTA in step.
+  __device__ void end(const Work<S>& work, bool known, const Work<S>& next, int stage) {
+    if (work.piece.whole()) ask(known, next);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = rows[0].sum(half);
@@ -99,26 +111,36 @@ struct Short {
         state[1] = sum;
       }
     }
-    share_output(rows[0], cta.lane(), output_of(stage, cta.warp()));
-    __syncthreads();
-    // The sum takes the place of the first warp's part, which nobody else reads.
-    constexpr int kQuads = S::kDimV / 4;
-    for (int index = thread_anew(); index < work.rows * kQuads; index += S::kThreads) {
-      const int row = index / kQuads;
-      const int quad = index % kQuads;
-      const RowWeights weights = weights_of(row);
-      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const PieceOutput<S> to{cta, work};
 #pragma unroll
-      for (int w = 0; w < S::kWarps; ++w) {
-        add_quad(sum, weights.of_warp[w],
-                 *reinterpret_cast<const float4*>(output_of(stage, w) + output_at<S>(row, quad * 4)));
+    for (int half = 0; half < 2; half += S::kOutputRows / 8) {
+      const int first = half * 8;
+      const int count = min(S::kOutputRows, work.rows - first);
+      if (count <= 0) break;
+      share_output<S, S::kOutputRows / 8>(rows[0], half, cta.lane(), output(stage, cta.warp()));
+      __syncthreads();
+      // The sum takes the place of the first warp's part, which nobody else reads.
+      constexpr int kQuads = S::kDimV / 4;
+      for (int index = thread_anew(); index < count * kQuads; index += S::kThreads) {
+        const int row = index / kQuads;
+        const int quad = index % kQuads;
+        const RowWeights weights = weights_of(first + row);
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < S::kWarps; ++w) {
+          add_quad(sum, weights.of_warp[w],
+                   *reinterpret_cast<const float4*>(output(stage, w) + output_at<S>(row, quad * 4)));
+        }
+        to.put(first, output(stage, 0), row, quad, sum, weights.lse);
       }
-      output.put(0, output_of(stage, 0), row, quad, sum, weights.lse);
+      __syncthreads();
+      to.transform(first, output(stage, 0), count, thread_anew(), S::kThreads);
+      if constexpr (S::Variant::kHasOutputTransform) __syncthreads();
     }
-    __syncthreads();
-    output.transform(0, output_of(stage, 0), work.rows, thread_anew(), S::kThreads);
-    if constexpr (S::Variant::kHasOutputTransform) __syncthreads();
   }
+
+  // After a merge, through which the queries were not carried.
+  __device__ __forceinline__ void merged(bool known, const Work<S>& next) { ask(known, next); }
 
  private:
   // What the warps' states of a row weigh, and the row's LSE.
@@ -142,14 +164,15 @@ struct Short {
       sum += weights.of_warp[w] * state[w * 32 + 1];
     }
     float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
-    if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : factor / sum;
+    if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
 #pragma unroll
     for (int w = 0; w < S::kWarps; ++w) weights.of_warp[w] *= factor;
     weights.lse = sum == 0.0f ? ATTNLOOM_NEG_INF : (highest + log2f(sum)) * kLn2;
     return weights;
   }
 
-  __device__ float* output_of(int stage, int warp) const { return reinterpret_cast<float*>(cta.slice(stage, warp)); }
+  // Room for rows of a warp's output, in the stage computed last.
+  __device__ float* output(int stage, int warp) const { return reinterpret_cast<float*>(cta.slice(stage, warp)); }
 };
 
 }  // namespace sm80

@@ -101,7 +101,7 @@ struct Softmax {
       const int index = row + lane / 4 + m * 8;
       const Folded folded = work.folded(cta, index);
       const int32_t q_pos = work.first_position + folded.query;
-      const int32_t q_head = work.head * cta.constants().group + folded.head;
+      const int32_t q_head = work.head * cta.p.group + folded.head;
       if (index >= work.rows) continue;
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {

@@ -21,24 +21,29 @@ struct Tall {
   static constexpr int kStages = S::kTallStages;
   static constexpr int kFragments = S::kFragments;
   // Slices of the KV tile at once: scores take registers, and hooks on them more.
-  static constexpr int kSlices = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : 2;
+  static constexpr int kSlices = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : 4;
   static constexpr int kPart = kSlices * S::kSlice;
 
   const Cta<S>& cta;
+  bool asked = false;  // the queries of the next piece are on their way
   explicit __device__ Tall(const Cta<S>& of) : cta(of) {}
 
   Rows<S> rows[kFragments];
-  bool free;  // the tile to compute is inside the band of all the warp's rows
+
+  __device__ void ask(const Work<S>& work) const {
+    Queries<S>::share(cta, work, S::kTallRows, shared_memory + S::kTallQueriesAt);
+    commit_copies();
+  }
 
   __device__ int first_row() const { return cta.warp() * 16 * kFragments; }
 
   __device__ void begin(Work<S>& work, bool any_tiles) {
-    if (any_tiles) {
-      Queries<S>::share(cta, work, S::kTallRows, shared_memory + S::kTallQueriesAt);
-      commit_copies();
-    }
+    if (any_tiles && !asked) ask(work);
+    asked = false;
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) rows[m].reset();
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) totals()[m] = make_float2(0.0f, 0.0f);
     const int count = min(16 * kFragments, work.rows - first_row());
     work.any_of_warp = work.any;
     if (count <= 0) work.any_of_warp = work.band_free = {0, 0};  // nothing to do but to load
@@ -52,17 +57,18 @@ struct Tall {
 
   // Every warp's copies have landed, and every warp is done with the other stage.
   __device__ __forceinline__ void await(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
-    free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(work.band_free);
     wait_copies<0>();
     transform_slice(cta, work, tiles.tile, stage);
     __syncthreads();
   }
 
-  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Loader<S>& loader,
-                                          int free_stage) {
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage,
+                                          Loader<S, kStages>& loader, int free_stage) {
+    loader.load(free_stage);
+    // Inside the band of all the warp's rows.
+    const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(work.band_free);
 #pragma unroll 1
     for (int part = 0; part < S::kTileKv / kPart; ++part) {
-      loader.template load_part<S::kTileKv / kPart>(free_stage, part);
       const Columns<2 * kSlices> columns{tiles.tile * S::kTileKv + part * kPart,
                                          shared_address(cta.positions(stage) + part * kPart)};
       if (!free && (columns.first >= work.any_of_warp.end || columns.first + kPart <= work.any_of_warp.begin)) continue;
@@ -73,8 +79,11 @@ struct Tall {
           shared_address(cta.slice(stage, part * kSlices)), lane,
           [&](int step, int m, uint32_t (&fragment)[4]) { Queries<S>::fragment(queries, m, step, lane, fragment); },
           score);
+#pragma unroll
+      for (int m = 0; m < kFragments; ++m) rows[m].total[0] = rows[m].total[1] = 0.0f;
       Softmax<S, kFragments, 2 * kSlices>::weigh(cta, work, first_row(), columns, free, tiles.is_full(cta), score,
                                                  rows);
+      keep_totals();
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         uint32_t weights[kFragments][4];
@@ -88,39 +97,90 @@ struct Tall {
     }
   }
 
-  __device__ void end(const Work<S>& work, int stage, const PieceOutput<S>& output) {
-    __syncthreads();  // every warp is done with the stage
+  // Writes the rows, while the queries of the next piece come, if that is known.
+  __device__ void end(const Work<S>& work, bool known, const Work<S>& next, int stage) {
+    __syncthreads();  // every warp is done with the stage and the queries
+    if (known) ask(next);
+    asked = known;
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) rows[m].total[0] = rows[m].total[1] = 0.0f;
+    keep_totals();
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) {
+      const OutputTile<S> tile{cta, work, first_row() + m * 16, nullptr};
+      if (work.piece.whole() && tile.direct()) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Finished row = finished(m, half);
+          tile.write(rows[m], half, row.factor, row.lse);
+        }
+      } else {
+        leave(work, m, stage);
+      }
+    }
+  }
+
+  __device__ void merged(bool, const Work<S>&) const {}
+
+ private:
+  struct Finished {
+    float factor;  // of the values
+    float lse;
+  };
+  // The lane's row of half `half` of fragment m.
+  __device__ __forceinline__ Finished finished(int m, int half) const {
+    const float sum = rows[m].sum(half);
+    float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
+    if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
+    return {factor, sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2};
+  }
+
+  // The thread's parts of its rows' sums are needed once a tile: they lie in shared memory.
+  __device__ float2* totals() const {
+    return reinterpret_cast<float2*>(shared_memory + S::kTotalsAt) + thread_anew() * kFragments;
+  }
+  // Adds what `rows` have to the sums, and shows it there.
+  __device__ __forceinline__ void keep_totals() {
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) {
+      float2& kept = totals()[m];
+      kept.x += rows[m].total[0];
+      kept.y += rows[m].total[1];
+      rows[m].total[0] = kept.x;
+      rows[m].total[1] = kept.y;
+    }
+  }
+
+  // Rows of fragment m by way of shared memory: a state, or what output_transform is to see whole.
+  __device__ void leave(const Work<S>& work, int m, int stage) {
+    const PieceOutput<S> to{cta, work};
     float* mine = reinterpret_cast<float*>(cta.slice(stage, cta.warp()));
     float* lses = cta.states() + cta.warp() * 32;
 #pragma unroll
-    for (int m = 0; m < kFragments; ++m) {
+    for (int half = 0; half < 2; ++half) {
+      const Finished row = finished(m, half);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float sum = rows[m].sum(half);
-        float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
-        if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : factor / sum;
-#pragma unroll
-        for (int i = 0; i < S::kDimV / 8; ++i) {
-          rows[m].out[i][half * 2] *= factor;
-          rows[m].out[i][half * 2 + 1] *= factor;
-        }
-        if (cta.lane() % 4 == 0) {
-          lses[cta.lane() / 4 + half * 8] = sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2;
-        }
+      for (int i = 0; i < S::kDimV / 8; ++i) {
+        rows[m].out[i][half * 2] *= row.factor;
+        rows[m].out[i][half * 2 + 1] *= row.factor;
       }
-      share_output(rows[m], cta.lane(), mine);
+      if (cta.lane() % 4 == 0) lses[cta.lane() / 4 + half * 8] = row.lse;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half += S::kOutputRows / 8) {
+      const int first = first_row() + m * 16 + half * 8;
+      const int count = min(S::kOutputRows, work.rows - first);
+      share_output<S, S::kOutputRows / 8>(rows[m], half, cta.lane(), mine);
       __syncwarp();
       constexpr int kQuads = S::kDimV / 4;
-      const int first = first_row() + m * 16;
-      const int count = min(16, work.rows - first);
       for (int index = cta.lane(); index < count * kQuads; index += 32) {
         const int row = index / kQuads;
         const int quad = index % kQuads;
-        output.put(first, mine, row, quad, *reinterpret_cast<const float4*>(mine + output_at<S>(row, quad * 4)),
-                   lses[row]);
+        to.put(first, mine, row, quad, *reinterpret_cast<const float4*>(mine + output_at<S>(row, quad * 4)),
+               lses[half * 8 + row]);
       }
       __syncwarp();
-      output.transform(first, mine, count, cta.lane(), 32);
+      to.transform(first, mine, count, cta.lane(), 32);
       if constexpr (S::Variant::kHasOutputTransform) __syncwarp();
     }
   }

@@ -28,7 +28,7 @@ def host_plan(engine: Attention, problem: Problem, like: Plan, values: list[Valu
     return plan_scan(
         torch.tensor([0, *accumulate(problem.qo_lens)], dtype=torch.int32),
         torch.tensor(problem.kv_lens, dtype=torch.int32),
-        engine.plan_key,
+        like.key,
         num_workers=like.num_workers,
         lockstep=like.lockstep,
         costs=engine.tiles.costs,

@@ -31,6 +31,7 @@ def common(requests: int, tokens: int, causal: bool = True) -> Any:
     return SimpleNamespace(
         num_actual_tokens=tokens,
         num_reqs=requests,
+        max_query_len=tokens - requests + 1,
         causal=causal,
         query_start_loc=torch.arange(9, dtype=torch.int32),
         seq_lens=torch.ones(8, dtype=torch.int32),
@@ -63,4 +64,5 @@ def test_steps_of_a_captured_shape_are_planned_into_its_first_plan() -> None:
     for other in (plan(4, 5, False), plan(3, 4, False), plan(4, 4, False, "b"), plan(4, 4, False, causal=False)):
         assert other is not captured
     assert [asked["into"] for asked in engine.asked] == [None, captured, captured, None, None, None, None]
+    assert [asked["max_q"] for asked in engine.asked] == [1, 1, 1, 2, 2, 1, 1]
     assert engine.asked[0]["total_q"] == 4 and engine.asked[0]["indptr"].shape == (5,)

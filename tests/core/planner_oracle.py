@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import floor
 
 
@@ -80,27 +81,41 @@ def starts(
     """Where each stretch begins, and where the last one stops: (tile, head, kv tile counted from the first visible).
 
     The line of work is every tile, in it every head (a kv head, or a group of them that workers run in lockstep).
-    Stretch s begins at the fraction s / stretches of the line's cost; inside an item that moves to the nearest border
-    between kv tiles, a half to the later one; with chunks, between as many tiles.
+    Stretch s begins at the fraction s / stretches of the line's cost. That moves to the nearest border between items,
+    if no stretch is then dearer than a fair share by more than two and a half times what an item costs besides its kv
+    tiles; else to the nearest border between kv tiles; with chunks, between as many tiles. A half moves to the later.
     """
     items = [(index, head, tile) for index, tile in enumerate(line) for head in range(heads)]
-    whole = sum(costs.whole(tile) for _, _, tile in items)
     end = (len(line), 0, 0)
+    borders = [0]
+    for _, _, tile in items:
+        borders.append(borders[-1] + costs.whole(tile))
+    targets = [floor(Fraction(borders[-1] * stretch, stretches)) for stretch in range(stretches)]
+
+    def nearest(target: int) -> int:
+        return min(range(len(items)), key=lambda i: (borders[i] > target, -i)) if items else 0
+
+    places = [nearest(target) for target in targets]  # of the item inside which a stretch would begin
+    if items:
+        later = [
+            2 * (target - borders[i]) >= borders[i + 1] - borders[i] for target, i in zip(targets, places, strict=True)
+        ]
+        cuts = [*(i + moved for i, moved in zip(places, later, strict=True)), len(items)]
+        dearest = max(borders[after] - borders[before] for before, after in pairwise(cuts))
+        if dearest - borders[-1] // stretches <= Fraction(5, 2) * costs.item:
+            return [*((*items[cut][:2], 0) if cut < len(items) else end for cut in cuts[:-1]), end]
     result = []
-    for stretch in range(stretches):
-        target = floor(Fraction(whole * stretch, stretches))
-        before = 0
+    for target, place in zip(targets, places, strict=True):
         found = end
-        for place, (index, head, tile) in enumerate(items):
-            if target < before + costs.whole(tile):
-                step = max(1, chunk)
-                border = step * floor(Fraction(target - before - costs.item, step * costs.unit(tile)) + Fraction(1, 2))
-                border = min(max(0, border), len(tile.kv_tiles))
-                if tile.kv_tiles and border == len(tile.kv_tiles):
-                    found = (*items[place + 1][:2], 0) if place + 1 < len(items) else end
-                else:
-                    found = (index, head, border)
-                break
-            before += costs.whole(tile)
+        if items:
+            index, head, tile = items[place]
+            step = max(1, chunk)
+            into = target - borders[place] - costs.item
+            border = step * floor(Fraction(into, step * costs.unit(tile)) + Fraction(1, 2))
+            border = min(max(0, border), len(tile.kv_tiles))
+            if tile.kv_tiles and border == len(tile.kv_tiles):
+                found = (*items[place + 1][:2], 0) if place + 1 < len(items) else end
+            else:
+                found = (index, head, border)
         result.append(found)
     return [*result, end]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,16 +16,15 @@ from torch import Tensor
 
 from attnloom import BlockSparseLayout
 from attnloom.core import arena, direct, op
-from attnloom.core.abi import AttentionParams
+from attnloom.core.abi import AttentionParams, CacheTensor, Divisor
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.direct import DirectPath
 from attnloom.core.errors import AttnloomError
 from attnloom.core.plan import Plan, PlanKey
-from attnloom.core.templates import CACHES_AT, PLAN_AT, words_of
-from attnloom.core.tiles import Costs, Tiles
+from attnloom.core.templates import CACHES_AT, PLAN_AT, _cache_in_units, words_of
+from attnloom.core.tiles import Costs
 
 DEVICE = torch.device("cpu", 0)
-TILES = Tiles(16, 32, 64, Costs(1, 1, 1), workers_per_sm=2)
 SCALES = (0.5, 2.0, 3.0)
 
 
@@ -68,7 +68,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], DirectPath]:
     monkeypatch.setattr(arena, "capturing", lambda: False)
     monkeypatch.setattr(arena, "_arenas", {})
     monkeypatch.setattr(arena, "device_module", lambda device: Memory())
-    return lambda kernel: DirectPath("kernel", kernel, DEVICE, TILES, 64)  # type: ignore[arg-type]
+    return lambda kernel: DirectPath("kernel", kernel, DEVICE, 64, 2)  # type: ignore[arg-type]
 
 
 class Memory:
@@ -107,7 +107,7 @@ def plan_of(rows: int = 3, *, block_kinds: Tensor | None = None, positions: bool
     key = PlanKey(4, 2, 16, 32, 64, None, 0, DEVICE)
     mask = None if block_kinds is None else BlockMask(block_kinds, 64)
     buffer = torch.zeros(40, dtype=torch.int32)
-    return Plan(key, 3, 3, num_workers, 1, rows, 3, TILES.costs, buffer, layout, mask)
+    return Plan(key, 3, 3, num_workers, 1, rows, 3, Costs(1, 1, 1), buffer, layout, mask)
 
 
 def launch(
@@ -149,10 +149,34 @@ def test_every_field(path: Callable[[Kernel], DirectPath]) -> None:
     assert got.plan == plan.buffer.data_ptr()
     assert (got.sm_scale, got.k_scale, got.v_scale) == SCALES
     assert (got.unfinished, got.num_workers, got.stream, got.hook_params) == (0, 9, 77, 4096)
+    assert (got.tile_q, got.group, got.group_inverse) == (32, 2, 32768)
+    for cache, tensor in ((got.k, k), (got.v, v)):
+        assert (cache.unit, cache.units_block, cache.units_slot) == (128 * tensor.element_size(), 32, 1)
     room = arena.stream_arenas(DEVICE).reserve(77, 1, 1)
     assert (got.arena, got.arrivals) == (room.states_at, room.arrivals_at)
     assert room.num_floats >= 2 * 9 * 32 * 65 and room.num_workers >= 9
     assert ctypes.string_at(room.arrivals_at, 36) == bytes(36)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 16, 24, 1000, 4097, 2**30, 2**31 - 1])
+def test_divisors(d: int) -> None:
+    divisor = Divisor.of(d)
+    draw = random.Random(d)
+    near = [n for k in (1, 2, 7, (2**31 - 1) // d) for n in (k * d - 1, k * d, k * d + 1)]
+    for n in [0, 1, 2**31 - 1, *near, *(draw.randrange(2**31) for _ in range(2000))]:
+        if 0 <= n < 2**31:
+            assert n * divisor.inverse >> divisor.shift == n // d
+
+
+def test_a_cache_whose_last_token_32_bits_do_not_count_is_refused() -> None:
+    # Blocks 2^20 + 8 and slots 8 elements apart: their common divisor is 8.
+    room = torch.empty(0, dtype=torch.float16, device="meta").as_strided((2**15, 16, 2, 64), (2**20 + 8, 8, 64, 1))
+    assert _cache_in_units(room).units_block == 2**17 + 1
+    far = room.as_strided((2**15 + 9, 16, 2, 64), room.stride())
+    with pytest.raises(ValueError, match=r"cache\.stride\(\)=.*: expected blocks and slots less than 4294967295 times"):
+        _cache_in_units(far)
+    one = room.as_strided((1, 1, 2, 64), (2**40 + 8, 2**35 + 8, 64, 1))
+    assert (_cache_in_units(one).units_block, _cache_in_units(one).units_slot) == (0, 0)
 
 
 def test_a_template_serves_other_tensors_of_the_same_shape(path: Callable[[Kernel], DirectPath]) -> None:
@@ -287,7 +311,7 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
     layout = plan.layout
     assert layout is not None
     of_plan = (plan.buffer, layout.starts, layout.lengths, layout.indices, None, None)
-    calls = {unfinished: op.Call([7, 9, 16, int(unfinished), *SCALES]) for unfinished in (False, True)}
+    calls = {unfinished: op.Call([7, 9, 32, 16, int(unfinished), *SCALES]) for unfinished in (False, True)}
     for unfinished in (False, True, False, False):
         q, k, v, out = step()
         made.run_op(calls[unfinished], q, k, v, out, None, of_plan, 8)
@@ -433,4 +457,4 @@ def test_a_capture_has_room_of_its_own(path: Callable[[Kernel], DirectPath], mon
 def test_the_words_of_a_plan_lie_where_the_kernel_reads_them() -> None:
     assert ctypes.sizeof(AttentionParams) % 8 == 0
     assert PLAN_AT.stop - PLAN_AT.start == len(words_of(plan_of()))
-    assert CACHES_AT.stop - CACHES_AT.start == 8
+    assert CACHES_AT.stop - CACHES_AT.start == 2 * ctypes.sizeof(CacheTensor) // 8
