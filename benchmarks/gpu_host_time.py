@@ -79,7 +79,7 @@ class Layer:
             None,
             None,
             [],
-            [handle, workers, 16, 0, 128**-0.5, 1.0, 1.0],
+            [handle, workers, 16, 1, 0, 128**-0.5, 1.0, 1.0],
         )
 
     def append(self) -> None:

@@ -49,6 +49,7 @@ class LayoutTensors(_Struct):
         ("indices", c_void_p),
         ("positions", c_void_p),
         ("block_size", c_int64),
+        ("index_stride", c_int64),
     ]
 
 

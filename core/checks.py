@@ -83,6 +83,14 @@ def check_positive(name: str, value: object) -> int:
     return value
 
 
+def check_positive_int32(name: str, value: object) -> int:
+    """An integer of at least 1 that fits into 32 bits with its sign."""
+    checked = check_positive(name, value)
+    if checked >= 2**31:
+        raise ValueError(f"{name}={value}: expected at most {2**31 - 1}")
+    return checked
+
+
 def check_above(name: str, value: object, bound: float) -> float:
     """A finite number larger than ``bound``, as it is and as a float32."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -176,7 +176,9 @@ class DirectPath:
             or positions is not None
             or kinds is not None
         ):
-            template.words[PLAN_AT] = plan_words(buffer, starts, lengths, indices, positions, call.block_size, kinds)
+            template.words[PLAN_AT] = plan_words(
+                buffer, starts, lengths, indices, positions, call.block_size, call.index_stride, kinds
+            )
             bare = positions is None and kinds is None
             template.tensors = tuple(weakref.ref(each) for each in (buffer, starts, lengths, indices)) if bare else None
         self._launch(template, caches, q, out, lse, hooks)
@@ -184,7 +186,8 @@ class DirectPath:
     def _find_of_op(self, call: Call, q: Tensor, out: Tensor) -> Template:
         numbers = (-1, call.num_workers, call.block_size, call.tile_q)
         flags = (call.unfinished, call.unfinished)
-        key = (get_ident(), looks_of(q), looks_of(out), flags, call.scales, numbers)
+        # The stride lies in the words of a plan, which a template keeps while the plan's tensors are the same.
+        key = (get_ident(), looks_of(q), looks_of(out), flags, call.scales, numbers, call.index_stride)
         template = self._templates.get(key)
         if template is None:
             template = self._make(key, q, out, False, call.scales, call.scales, flags, numbers)

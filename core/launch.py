@@ -51,6 +51,7 @@ def layout_tensors(layout: BlockSparseLayout) -> LayoutTensors:
         layout.indices.data_ptr(),
         None if positions is None else positions.data_ptr(),
         layout.block_size,
+        layout.index_stride,
     )
 
 

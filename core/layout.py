@@ -2,7 +2,8 @@
 
 A layout is a block-sparse matrix in compressed rows. A row is a request, a column a KV slot, a non-zero block a page
 of ``block_size`` consecutive slots. Page tables and token tables of the serving frameworks are layouts as they lie:
-nothing is copied or flattened.
+nothing is copied or flattened. A token table has an entry for every token; of a page in it only the first entry is
+read, which is what the stride between entries is for.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnloom.core.checks import check_positive, check_tensor
+from attnloom.core.checks import check_positive, check_positive_int32, check_tensor
 
 
 @dataclass(frozen=True, eq=False)
 class BlockSparseLayout:
     """Where the KV of each row lies.
 
-    Block ids of row r are ``indices[starts[r] : starts[r] + ceil(lengths[r] / block_size)]``; block b holds the slots
-    ``b * block_size .. (b + 1) * block_size - 1`` of a cache.
+    The id of block i of row r is ``indices[starts[r] + i * index_stride]``, for i below ``ceil(lengths[r] /
+    block_size)``. Block b is ``cache[b]`` of a cache ``[num_blocks, block_size, heads, dim]``. Blocks may overlap in
+    memory: where ids are slots and not pages, a cache is a view with a block at every slot, its first strides equal.
 
     Attributes:
         block_size: KV tokens of a block, at least 1.
@@ -31,9 +33,10 @@ class BlockSparseLayout:
         positions: int32 ``[n]`` or None, indexed like ``indices``: logical position of a block's first slot. None:
             block i of a row is at position ``i * block_size``. Query i of n sits at position ``end - n + i``, ``end``
             being one past the position of the row's last slot.
+        index_stride: entries of ``indices`` (and ``positions``) from one block of a row to the next, 1 to 2^31 - 1.
 
     Raises:
-        TypeError, ValueError: a tensor of another dtype, shape or device; the message names it.
+        TypeError, ValueError: a tensor of another dtype, shape or device, a number out of range; the message names it.
     """
 
     block_size: int
@@ -41,9 +44,11 @@ class BlockSparseLayout:
     lengths: Tensor
     indices: Tensor
     positions: Tensor | None = None
+    index_stride: int = 1
 
     def __post_init__(self) -> None:
         check_positive("block_size", self.block_size)
+        check_positive_int32("index_stride", self.index_stride)
         check_tensor("indices", self.indices, dtype=torch.int32, ndim=1)
         device = self.indices.device
         check_tensor("starts", self.starts, dtype=torch.int64, ndim=1, device=device)
@@ -77,8 +82,24 @@ class BlockSparseLayout:
         """The same layout with its arrays on another device."""
         positions = None if self.positions is None else self.positions.to(device)
         return BlockSparseLayout(
-            self.block_size, self.starts.to(device), self.lengths.to(device), self.indices.to(device), positions
+            self.block_size,
+            self.starts.to(device),
+            self.lengths.to(device),
+            self.indices.to(device),
+            positions,
+            self.index_stride,
         )
+
+    def entries(self, blocks: Tensor) -> Tensor:
+        """Where the entries of blocks lie in ``indices`` and ``positions``.
+
+        Args:
+            blocks: int64 ``[num_rows, n]``, numbers of blocks inside each row.
+
+        Returns:
+            int64 ``[num_rows, n]``.
+        """
+        return self.starts[:, None] + blocks * self.index_stride
 
     @classmethod
     def from_page_table(cls, block_table: Tensor, lengths: Tensor, block_size: int) -> BlockSparseLayout:
@@ -126,14 +147,20 @@ class BlockSparseLayout:
         return layout
 
     @classmethod
-    def from_token_table(cls, token_table: Tensor, rows: Tensor, lengths: Tensor) -> BlockSparseLayout:
-        """A table of token slots, as SGLang's ``req_to_token``: block size 1. Zero copy.
+    def from_token_table(
+        cls, token_table: Tensor, rows: Tensor, lengths: Tensor, page_size: int = 1
+    ) -> BlockSparseLayout:
+        """A table of token slots, as SGLang's ``req_to_token``. Zero copy.
 
         Args:
             token_table: int32 ``[table_rows, max_tokens]``, slots of a row contiguous.
             rows: int32 or int64 ``[num_rows]``, the table's row of each request.
             lengths: int32 ``[num_rows]``.
+            page_size: tokens of a block. From every page_size-th token of a request on, as many tokens lie in
+                consecutive slots: only the first of them is looked up. Caches are then views with a block at every
+                slot.
         """
+        check_positive_int32("page_size", page_size)
         check_tensor("rows", rows, ndim=1)
         if rows.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"rows.dtype={rows.dtype}: expected torch.int32 or torch.int64")
@@ -141,7 +168,7 @@ class BlockSparseLayout:
         pitch = token_table.stride(0) if token_table.shape[0] > 1 else token_table.shape[1]
         if not rows.is_cuda and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < token_table.shape[0]:
             raise ValueError(f"rows={rows.tolist()}: expected rows of token_table, 0 to {token_table.shape[0] - 1}")
-        return cls(1, rows.to(torch.int64) * pitch, lengths, whole.indices)
+        return cls(page_size, rows.to(torch.int64) * pitch, lengths, whole.indices, index_stride=page_size)
 
     @classmethod
     def from_mask(cls, mask: Tensor, block_size: int, lengths: Tensor | None = None) -> BlockSparseLayout:

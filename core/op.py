@@ -29,8 +29,8 @@ _library = torch.library.Library("attnloom", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
     "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, Tensor? block_kinds, Tensor[] hook_tensors, "
-    # engine, num_workers, tile_q, block_size, unfinished, sm_scale, k_scale, v_scale, then the variant's scalars: torch
-    # takes a fifth of a microsecond for an argument, and less for an entry of a list.
+    # engine, num_workers, tile_q, block_size, index_stride, unfinished, sm_scale, k_scale, v_scale, then the scalars of
+    # the variant: torch takes a fifth of a microsecond for an argument, and less for an entry of a list.
     "Scalar[] numbers) -> ()"
 )
 _engines: dict[int, weakref.ref[Attention]] = {}  # a WeakValueDictionary takes four times as long to ask
@@ -71,6 +71,7 @@ def attention_op(
             plan.num_workers,
             plan.key.tile_q,
             layout.block_size,
+            layout.index_stride,
             int(unfinished),
             *scales,
             *[value for value in values if not isinstance(value, Tensor)],
@@ -107,12 +108,12 @@ def _run(
     hook_tensors: list[Tensor],
     numbers: list[Any],
 ) -> None:
-    engine, num_workers, _, block_size, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
+    engine, num_workers, _, block_size, stride, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
     found = _find(engine)
     # While compiling there were no addresses to check.
     check_aligned("k_cache", k_cache)
     check_aligned("v_cache", v_cache)
-    layout = BlockSparseLayout(block_size, starts, lengths, indices, positions)
+    layout = BlockSparseLayout(block_size, starts, lengths, indices, positions, stride)
     launch.check_indices(layout, min(k_cache.shape[0], v_cache.shape[0]))
     words = pack(found.variant.params, _values(found, hook_tensors, hook_scalars))
     launch.run(
@@ -162,11 +163,21 @@ def _run_cuda(
 class Call:
     """The numbers of a call, and whose they are: the layers of a step have the same ones."""
 
-    __slots__ = ("block_size", "engine", "hook_scalars", "num_workers", "numbers", "scales", "tile_q", "unfinished")
+    __slots__ = (
+        "block_size",
+        "engine",
+        "hook_scalars",
+        "index_stride",
+        "num_workers",
+        "numbers",
+        "scales",
+        "tile_q",
+        "unfinished",
+    )
 
     def __init__(self, numbers: list[Any]) -> None:
         self.numbers = list(numbers)
-        handle, self.num_workers, self.tile_q, self.block_size, unfinished, *rest = numbers
+        handle, self.num_workers, self.tile_q, self.block_size, self.index_stride, unfinished, *rest = numbers
         self.unfinished = bool(unfinished)
         self.scales = (float(rest[0]), float(rest[1]), float(rest[2]))
         self.hook_scalars: list[float | int] = rest[3:]

@@ -42,7 +42,7 @@ PLAN_AT = slice(_word("layout"), _word("plan") + 1)  # layout, block_mask and pl
 
 # What lies between ``lse`` and ``arena`` in AttentionParams: layout, block_mask, plan. Packed, not built of ctypes
 # structs, which takes three times as long.
-_PLAN_WORDS = struct.Struct("=QQQQqQqiiQ")
+_PLAN_WORDS = struct.Struct("=QQQQqqQqiiQ")
 
 
 def _cache_in_units(cache: Tensor) -> CacheTensor:
@@ -155,6 +155,7 @@ def plan_words(
     indices: Tensor,
     positions: Tensor | None,
     block_size: int,
+    index_stride: int,
     block_kinds: Tensor | None,
 ) -> memoryview:
     """The words of a launch that follow from its plan."""
@@ -168,6 +169,7 @@ def plan_words(
         indices.data_ptr(),
         0 if positions is None else positions.data_ptr(),
         block_size,
+        index_stride,
         kinds,
         stride,
         q_blocks,
@@ -190,6 +192,7 @@ def words_of(plan: Plan) -> memoryview:
                 layout.indices,
                 layout.positions,
                 layout.block_size,
+                layout.index_stride,
                 None if mask is None else mask.kinds,
             )
         )

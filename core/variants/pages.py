@@ -39,7 +39,7 @@ def select_pages(layout: BlockSparseLayout, pages: Tensor, counts: Tensor | None
     chosen = torch.where(used, pages.to(torch.int64), 0)
     if not layout.indices.is_cuda:
         _check(chosen, counted, blocks, used)
-    at = layout.starts[:, None] + chosen
+    at = layout.entries(chosen)
     positions = (chosen * size).to(torch.int32) if layout.positions is None else _take(layout.positions, at)
     tail = layout.lengths.to(torch.int64) - (blocks - 1) * size
     lengths = torch.where(counted > 0, (counted - 1) * size + tail, 0)

@@ -78,9 +78,9 @@ def streaming(
             at = [*(block * size for block in range(sink_blocks)), *(sink_tokens + b * size - first for b in recent)]
             begin = sink_blocks * size
             length = begin + length - recent.start * size
-        start = int(layout.starts[row])
+        start, stride = int(layout.starts[row]), layout.index_stride
         starts.append(len(positions))
-        indices.append(layout.indices[[start + block for block in kept]])
+        indices.append(layout.indices[[start + block * stride for block in kept]])
         positions.extend(at)
         lengths.append(length)
         begins.append(begin)

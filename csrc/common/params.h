@@ -42,6 +42,12 @@ struct LayoutTensors {
   const int32_t* indices;    // flat
   const int32_t* positions;  // flat, indexed like `indices`; null: block i of a row is at i * block_size
   int64_t block_size;
+  int64_t index_stride;  // entries from one block of a row to the next; fits into 32 bits
+
+  // Which entry behind a row's first is that of its block `block`.
+  ATTNLOOM_HD int64_t entry_of(int32_t block) const {
+    return static_cast<int64_t>(block) * static_cast<int32_t>(index_stride);
+  }
 };
 
 // Division by a number known at run time: n / d = n * inverse >> shift for 0 <= n < 2^31 (Granlund and Montgomery, PLDI

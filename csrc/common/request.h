@@ -9,28 +9,29 @@
 namespace attnloom {
 
 struct Request {
+  const LayoutTensors& layout;
   int32_t index;
   int32_t first_token;  // of its queries in q
   int32_t qo_len;
   int32_t kv_len;
-  const int32_t* blocks;
-  const int32_t* positions;  // per block, or null
-  int64_t block_size;
-  int32_t end_position;  // one past the position of the last slot
+  const int32_t* blocks;     // the entries of its row
+  const int32_t* positions;  // likewise, or null
+  int32_t end_position;      // one past the position of the last slot
 
   ATTNLOOM_HD Request(const LayoutTensors& layout, const int32_t* qo_indptr, int32_t request)
-      : index(request),
+      : layout(layout),
+        index(request),
         first_token(qo_indptr[request]),
         qo_len(qo_indptr[request + 1] - qo_indptr[request]),
         kv_len(layout.lengths[request]),
         blocks(layout.indices + layout.starts[request]),
         positions(layout.positions == nullptr ? nullptr : layout.positions + layout.starts[request]),
-        block_size(layout.block_size),
         end_position(kv_len > 0 ? position(kv_len - 1) + 1 : 0) {}
 
   ATTNLOOM_HD int32_t position(int32_t slot) const {
     if (positions == nullptr) return slot;
-    return positions[slot / block_size] + static_cast<int32_t>(slot % block_size);
+    const int32_t block = static_cast<int32_t>(slot / layout.block_size);
+    return positions[layout.entry_of(block)] + static_cast<int32_t>(slot % layout.block_size);
   }
 
   // Causality aligns to the end: the last query is at the last position.

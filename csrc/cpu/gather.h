@@ -22,15 +22,18 @@ inline void repeat_ends(int begin, int end, T* columns) {
 template <typename T>
 inline void locate_rows(const Request& request, const CacheTensor& cache, int32_t kv_head, int32_t first_slot,
                         int begin, int end, const T** rows) {
-  const int64_t block_size = request.block_size;
+  const int64_t block_size = request.layout.block_size;
+  const int64_t index_stride = request.layout.index_stride;
   const T* base = static_cast<const T*>(cache.data) + kv_head * cache.stride_head;
-  int64_t block = (first_slot + begin) / block_size;
   int64_t offset = (first_slot + begin) % block_size;
-  const T* page = base + request.blocks[block] * cache.stride_block;
+  const int32_t block = static_cast<int32_t>((first_slot + begin) / block_size);
+  const int32_t* entry = request.blocks + request.layout.entry_of(block);
+  const T* page = base + *entry * cache.stride_block;
   for (int column = begin; column < end; ++column, ++offset) {
     if (offset == block_size) {
       offset = 0;
-      page = base + request.blocks[++block] * cache.stride_block;
+      entry += index_stride;
+      page = base + *entry * cache.stride_block;
     }
     rows[column] = page + offset * cache.stride_slot;
   }

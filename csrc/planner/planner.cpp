@@ -55,17 +55,19 @@ ATTNLOOM_EXPORT int64_t attnloom_longest(const int32_t* qo_indptr, int64_t count
 ATTNLOOM_EXPORT int32_t attnloom_find_bad_index(const LayoutTensors* layout, int64_t num_rows, int64_t num_indices,
                                                 int64_t num_blocks, int64_t* where) {
   for (int64_t row = 0; row < num_rows; ++row) {
-    const int64_t length = layout->lengths[row];
-    const int64_t blocks = (length + layout->block_size - 1) / layout->block_size;
+    const int32_t length = layout->lengths[row];
+    const int32_t blocks = static_cast<int32_t>((length + layout->block_size - 1) / layout->block_size);
     const int64_t start = layout->starts[row];
-    if (length < 0 || (blocks > 0 && (start < 0 || start + blocks > num_indices))) {
+    const bool leaves = start < 0 || start >= num_indices || layout->entry_of(blocks - 1) >= num_indices - start;
+    if (length < 0 || (blocks > 0 && leaves)) {
       where[0] = row;
       where[1] = -1;
       where[2] = length;
       return 1;
     }
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int32_t index = layout->indices[start + block];
+    const int64_t stride = layout->index_stride;
+    for (int32_t block = 0; block < blocks; ++block) {
+      const int32_t index = layout->indices[start + block * stride];
       if (index < 0 || index >= num_blocks) {
         where[0] = row;
         where[1] = block;

@@ -131,7 +131,7 @@ struct Cta {
       made.last_position = made.kv_len - 1;
       if (p.layout.positions != nullptr && made.kv_len > 0) {
         const int32_t block = p.block_size.divide(made.kv_len - 1);
-        made.last_position = p.layout.positions[made.start + block] +
+        made.last_position = p.layout.positions[made.start + p.layout.entry_of(block)] +
                              (made.kv_len - 1 - block * static_cast<int32_t>(p.layout.block_size));
       }
       known.tiles[lane()] = made;

@@ -133,9 +133,9 @@ struct Loader {
     const Work<S>& work = cta.ring(asked.piece);
     const Token token = token_of(work, asked.tiles.tile);
     if (cta.lane() < S::kSlice) {
-      copy_word(shared_address(cta.page_ids(place)) + cta.lane() * 4, work.blocks + token.entry);
+      copy_word(shared_address(cta.page_ids(place)) + cta.lane() * 4, work.blocks + cta.p.layout.entry_of(token.entry));
       if (work.positions != nullptr) {
-        copy_word(shared_address(cta.page_positions(place)) + cta.lane() * 4, work.positions + token.entry);
+        copy_word(shared_address(cta.page_positions(place)) + cta.lane() * 4, work.positions + cta.p.layout.entry_of(token.entry));
       }
     }
     asked.tiles.next(cta, work);

@@ -35,11 +35,11 @@ class Problem:
 
     def positions(self, r: int, length: int) -> list[int]:
         """Position of each of the first `length` keys of request r, looked up block by block."""
-        size = self.layout.block_size
+        size, stride = self.layout.block_size, self.layout.index_stride
         if self.layout.positions is None:
             return list(range(length))
         start = int(self.layout.starts[r])
-        return [int(self.layout.positions[start + t // size]) + t % size for t in range(length)]
+        return [int(self.layout.positions[start + t // size * stride]) + t % size for t in range(length)]
 
     def dense(self, kv_lens: Sequence[int] | None = None) -> list[DenseRequest]:
         """Every request with its keys and values gathered; `kv_lens` shortens them."""
@@ -76,6 +76,7 @@ def make_problem(
     head_dim_v: int | None = None,
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
+    index_stride: int = 1,
     storage: str = "nhd",
     table: str = "page_table",
     readable: Band = EVERYTHING,
@@ -87,6 +88,7 @@ def make_problem(
 
     table: how the layout is made: "page_table", "csr", "token_table" (block_size 1), or "scattered" (rows of `indices`
     in any order with gaps). Block 0 belongs to nobody.
+    index_stride: of a scattered layout; the entries between are block 0.
     readable: only keys that some query of the request sees under this band are written; every other slot stays poison.
     """
     rng = random.Random(seed)
@@ -125,14 +127,21 @@ def make_problem(
         q=q,
         k_cache=k_cache,
         v_cache=v_cache,
-        layout=_layout(table, block_ids, kv_lens, block_size, num_blocks, rng),
+        layout=_layout(table, block_ids, kv_lens, block_size, index_stride, num_blocks, rng),
         block_ids=block_ids,
     )
 
 
 def _layout(
-    table: str, block_ids: list[list[int]], kv_lens: Sequence[int], block_size: int, num_blocks: int, rng: random.Random
+    table: str,
+    block_ids: list[list[int]],
+    kv_lens: Sequence[int],
+    block_size: int,
+    index_stride: int,
+    num_blocks: int,
+    rng: random.Random,
 ) -> BlockSparseLayout:
+    assert index_stride == 1 or table == "scattered"
     lengths = torch.tensor(list(kv_lens), dtype=torch.int32)
     widest = max((len(ids) for ids in block_ids), default=0)
 
@@ -168,10 +177,15 @@ def _layout(
     flat, starts = [stale()], [0] * len(block_ids)
     for r in order:
         starts[r] = len(flat)
-        flat += block_ids[r] + [stale() for _ in range(rng.randrange(3))]
+        for block in block_ids[r]:
+            flat += [block] + [0] * (index_stride - 1)
+        if block_ids[r]:  # nothing lies behind the entry of a row's last block but other rows
+            flat = flat[: len(flat) - index_stride + 1]
+        flat += [stale() for _ in range(rng.randrange(3))]
     return BlockSparseLayout(
         block_size=block_size,
         starts=torch.tensor(starts, dtype=torch.int64),
         lengths=lengths,
         indices=torch.tensor(flat, dtype=torch.int32),
+        index_stride=index_stride,
     )

@@ -24,12 +24,12 @@ F32 = kernels.Plain(torch.float32, 64)
 def with_positions(problem: Problem, seed: int = 0) -> Problem:
     """The same blocks, standing apart: the gaps between them are pages that a selection left out."""
     rng = random.Random(seed)
-    size = problem.layout.block_size
+    size, stride = problem.layout.block_size, problem.layout.index_stride
     positions = torch.full_like(problem.layout.indices, -7)
     for r, ids in enumerate(problem.block_ids):
         at = rng.randrange(3) * size
         for i in range(len(ids)):
-            positions[int(problem.layout.starts[r]) + i] = at
+            positions[int(problem.layout.starts[r]) + i * stride] = at
             at += size * rng.choice((1, 1, 2, 5))
     return dataclasses.replace(problem, layout=dataclasses.replace(problem.layout, positions=positions))
 

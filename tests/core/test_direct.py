@@ -103,7 +103,7 @@ def plan_of(rows: int = 3, *, block_kinds: Tensor | None = None, positions: bool
     table = torch.arange(12, dtype=torch.int32).view(3, 4)
     layout = BlockSparseLayout.from_page_table(table, torch.tensor([1, 2, 3], dtype=torch.int32), 16)
     if positions:
-        layout = replace(layout, positions=layout.indices)
+        layout = replace(layout, positions=layout.indices, index_stride=3)
     key = PlanKey(4, 2, 16, 32, 64, None, 0, DEVICE)
     mask = None if block_kinds is None else BlockMask(block_kinds, 64)
     buffer = torch.zeros(40, dtype=torch.int32)
@@ -143,7 +143,7 @@ def test_every_field(path: Callable[[Kernel], DirectPath]) -> None:
     assert got.lse == lse.data_ptr()
     assert (got.layout.starts, got.layout.lengths) == (layout.starts.data_ptr(), layout.lengths.data_ptr())
     assert got.layout.indices == got.layout.positions == layout.indices.data_ptr()
-    assert got.layout.block_size == 16
+    assert (got.layout.block_size, got.layout.index_stride) == (16, 3)
     mask = got.block_mask
     assert (mask.kinds, mask.stride_request, mask.q_blocks, mask.kv_blocks) == (kinds.data_ptr(), 30, 5, 6)
     assert got.plan == plan.buffer.data_ptr()
@@ -311,7 +311,7 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
     layout = plan.layout
     assert layout is not None
     of_plan = (plan.buffer, layout.starts, layout.lengths, layout.indices, None, None)
-    calls = {unfinished: op.Call([7, 9, 32, 16, int(unfinished), *SCALES]) for unfinished in (False, True)}
+    calls = {unfinished: op.Call([7, 9, 32, 16, 1, int(unfinished), *SCALES]) for unfinished in (False, True)}
     for unfinished in (False, True, False, False):
         q, k, v, out = step()
         made.run_op(calls[unfinished], q, k, v, out, None, of_plan, 8)
@@ -331,6 +331,11 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
         got = kernel.launched[-1]
         seen = (got.plan, got.layout.starts, got.layout.lengths, got.layout.indices, None, got.block_mask.kinds)
         assert seen == tuple(None if each is None else each.data_ptr() for each in changed)
+    # The same tensors with another stride, there and back.
+    apart = op.Call([7, 9, 16, 4, 0, *SCALES])
+    for call, stride in ((calls[False], 1), (apart, 4), (apart, 4), (calls[False], 1)):
+        made.run_op(call, q, k, v, out, None, of_plan, 8)
+        assert (kernel.launched[-1].layout.index_stride, kernel.launched[-1].plan) == (stride, plan.buffer.data_ptr())
 
 
 def rows_at(offset: int, pitch: int, head: int) -> Tensor:

@@ -17,7 +17,7 @@ def rows_of(layout: BlockSparseLayout) -> list[list[int]]:
     rows = []
     for start, length in zip(layout.starts.tolist(), layout.lengths.tolist(), strict=True):
         blocks = -(-length // layout.block_size)
-        rows.append([int(layout.indices[start + i]) for i in range(blocks)])
+        rows.append([int(layout.indices[start + i * layout.index_stride]) for i in range(blocks)])
     return rows
 
 
@@ -78,6 +78,27 @@ def test_token_table() -> None:
     assert layout.block_size == 1
     assert rows_of(layout) == [[60, 61, 62], [0, 1]]
     assert _shares_memory(layout.indices, pool)
+
+
+def test_pages_of_a_token_table() -> None:
+    pool = torch.arange(100, dtype=torch.int32).reshape(5, 20)
+    req_rows, lengths = torch.tensor([3, 0, 1]), torch.tensor([9, 4, 0], dtype=torch.int32)
+    layout = BlockSparseLayout.from_token_table(pool, req_rows, lengths, 4)
+    assert (layout.block_size, layout.index_stride) == (4, 4)
+    assert rows_of(layout) == [[60, 64, 68], [0], []]
+    assert _shares_memory(layout.indices, pool)
+    numbers = torch.tensor([[2, 0], [0, 0], [1, 1]])
+    assert layout.entries(numbers).tolist() == [[68, 60], [0, 0], [24, 24]]
+
+
+def test_another_device_takes_everything_along() -> None:
+    pool = torch.arange(40, dtype=torch.int32)
+    layout = BlockSparseLayout(8, torch.tensor([3]), torch.tensor([20], dtype=torch.int32), pool, pool + 1, 5)
+    there = layout.to("meta")
+    assert (there.device.type, there.block_size, there.index_stride) == ("meta", 8, 5)
+    again = layout.to("cpu")
+    assert rows_of(again) == rows_of(layout) == [[3, 8, 13]]
+    assert again.positions is not None and again.positions.tolist() == list(range(1, 41))
 
 
 @given(

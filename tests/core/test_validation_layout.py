@@ -34,12 +34,24 @@ def _table(table: torch.Tensor, lengths: list[int], block_size: int = 16) -> Blo
     return BlockSparseLayout.from_page_table(table, torch.tensor(lengths, dtype=INT32), block_size)
 
 
-def _tokens(rows: torch.Tensor) -> BlockSparseLayout:
-    return BlockSparseLayout.from_token_table(torch.zeros(3, 8, dtype=INT32), rows, torch.tensor([4], dtype=INT32))
+def _tokens(rows: torch.Tensor, page_size: Any = 1) -> BlockSparseLayout:
+    return BlockSparseLayout.from_token_table(
+        torch.zeros(3, 8, dtype=INT32), rows, torch.tensor([4], dtype=INT32), page_size
+    )
 
 
 CASES: list[tuple[str, Make, type[Exception], str]] = [
     ("block size 0", lambda: _direct(block_size=0), ValueError, r"block_size=0: expected at least 1"),
+    ("index stride 0", lambda: _direct(index_stride=0), ValueError, r"index_stride=0: expected at least 1"),
+    ("index stride negative", lambda: _direct(index_stride=-16), ValueError, r"index_stride=-16: expected at least 1"),
+    ("index stride float", lambda: _direct(index_stride=2.0), TypeError, r"index_stride=2\.0: expected an int"),
+    ("index stride bool", lambda: _direct(index_stride=True), TypeError, r"index_stride=True: expected an int"),
+    (
+        "index stride of 32 bits",
+        lambda: _direct(index_stride=2**31),
+        ValueError,
+        r"index_stride=2147483648: expected at most 2147483647",
+    ),
     ("block size float", lambda: _direct(block_size=16.0), TypeError, r"block_size=16\.0"),
     (
         "starts int32",
@@ -78,6 +90,8 @@ CASES: list[tuple[str, Make, type[Exception], str]] = [
     ("table block size", lambda: _table(torch.zeros(1, 8, dtype=INT32), [1], 0), ValueError, r"block_size=0"),
     ("token row high", lambda: _tokens(torch.tensor([3])), ValueError, r"rows=\[3\]: .*0 to 2"),
     ("token row low", lambda: _tokens(torch.tensor([-1])), ValueError, r"rows=\[-1\]"),
+    ("token page 0", lambda: _tokens(torch.tensor([1]), 0), ValueError, r"page_size=0: expected at least 1"),
+    ("token page float", lambda: _tokens(torch.tensor([1]), 4.0), TypeError, r"page_size=4\.0: expected an int"),
     ("token rows float", lambda: _tokens(torch.tensor([1.0])), TypeError, r"rows\.dtype=torch\.float32"),
     (
         "mask int",
