@@ -17,15 +17,24 @@ ROWS = (4, 1, 6, 2)
 SLOTS, PITCH = 400, 160
 
 
-def table_of(rows: tuple[int, ...], lengths: tuple[int, ...], first: int = 0) -> torch.Tensor:
-    """A token table with more rows and columns than the step needs; slots in any order, those of others are -1."""
+def table_of(rows: tuple[int, ...], lengths: tuple[int, ...], first: int = 0, page_size: int = 1) -> torch.Tensor:
+    """A token table with more rows and columns than the step needs; pages in any order, entries of others are -1."""
     table = torch.full((8, PITCH), -1, dtype=torch.int32)
-    free = torch.randperm(SLOTS).to(torch.int32)
+    free = torch.randperm(SLOTS // page_size).to(torch.int32) * page_size
     taken = 0
     for row, length in zip(rows, lengths, strict=True):
-        table[row, : first + length] = free[taken : taken + first + length]
-        taken += first + length
+        pages = -(-(first + length) // page_size)
+        slots = free[taken : taken + pages, None] + torch.arange(page_size, dtype=torch.int32)
+        table[row, : first + length] = slots.flatten()[: first + length]
+        taken += pages
     return table
+
+
+def first_of_pages(table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """The table with nothing but the first slots of pages: other entries are no slots."""
+    bare = torch.full_like(table, 2**31 - 1)
+    bare[:, ::page_size] = table[:, ::page_size]
+    return bare
 
 
 def poisoned(table: torch.Tensor) -> torch.Tensor:
@@ -60,10 +69,41 @@ def test_a_layout_points_into_the_table() -> None:
     table = torch.arange(8 * PITCH, dtype=torch.int32).view(8, PITCH)
     lengths = torch.tensor([33, 0, 80], dtype=torch.int32)
     layout = TokenTable.of(table).layout(torch.tensor([5, 0, 7]), lengths)
-    assert layout.block_size == 1
+    assert (layout.block_size, layout.index_stride) == (1, 1)
     assert layout.indices.data_ptr() == table.data_ptr()
     assert layout.lengths.data_ptr() == lengths.data_ptr()
     assert layout.starts.tolist() == [5 * PITCH, 0, 7 * PITCH]
+    pages = TokenTable.of(table).layout(torch.tensor([5, 0, 7]), lengths, page_size=32)
+    assert (pages.block_size, pages.index_stride) == (32, 32)
+    assert pages.indices.data_ptr() == table.data_ptr()
+    assert pages.starts.tolist() == layout.starts.tolist()
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 12])
+def test_a_cache_has_a_block_at_every_slot_and_ends_with_the_last(block_size: int) -> None:
+    whole = torch.arange(2 * 12 * 3 * 4).view(2, 12, 3, 4)
+    for cache in (whole[1], whole[1].transpose(0, 1).contiguous().transpose(0, 1), whole[1, :, 1:, ::2]):
+        blocks = slot_cache(cache, block_size)
+        assert blocks.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+        assert blocks.shape == (12 - block_size + 1, block_size, *cache.shape[1:])
+        for slot in range(blocks.shape[0]):
+            assert torch.equal(blocks[slot], cache[slot : slot + block_size])
+
+
+def test_what_is_no_cache_of_slots_is_named() -> None:
+    with pytest.raises(ValueError, match=r"block_size=13: expected at most 12, the slots"):
+        slot_cache(torch.zeros(12, 2, 64), 13)
+    with pytest.raises(ValueError, match="block_size=0: expected at least 1"):
+        slot_cache(torch.zeros(12, 2, 64), 0)
+    with pytest.raises(ValueError, match=r"cache\.shape"):
+        slot_cache(torch.zeros(12, 2, 64, 1), 4)
+
+
+def test_a_page_size_that_is_none_is_named() -> None:
+    table = TokenTable.of(torch.zeros(4, PITCH, dtype=torch.int32))
+    for size, error in ((0, ValueError), (-16, ValueError), (16.0, TypeError)):
+        with pytest.raises(error, match="block_size"):
+            table.layout(torch.tensor([1]), torch.tensor([3], dtype=torch.int32), page_size=size)  # type: ignore[arg-type]
 
 
 def test_a_table_that_is_none_is_named() -> None:
@@ -84,31 +124,47 @@ def test_a_row_outside_of_the_table_is_an_error() -> None:
         engine.run(plan, torch.zeros(1, HEADS, DIM), cache, cache)
 
 
-@pytest.mark.parametrize("first", [0, 9])
+def test_a_page_that_reaches_past_the_cache_is_an_error() -> None:
+    """Slots of the last page of a cache whose size is no multiple of pages."""
+    table = torch.full((4, PITCH), SLOTS - 15, dtype=torch.int32)
+    engine = attnloom.Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32)
+    layout = TokenTable.of(table).layout(torch.tensor([1]), torch.tensor([3], dtype=torch.int32), page_size=16)
+    plan = engine.plan(torch.tensor([0, 1], dtype=torch.int32), layout)
+    cache = slot_cache(torch.zeros(SLOTS, KV_HEADS, DIM), 16)
+    with pytest.raises(ValueError, match=rf"block 0 of row 0 is {SLOTS - 15}: expected 0 to {SLOTS - 16}"):
+        engine.run(plan, torch.zeros(1, HEADS, DIM), cache, cache)
+    with pytest.raises(ValueError, match=r"k_cache\.shape"):
+        engine.run(plan, torch.zeros(1, HEADS, DIM), slot_cache(torch.zeros(SLOTS, KV_HEADS, DIM)), cache)
+
+
+@pytest.mark.parametrize(("first", "page_size"), [(0, 1), (9, 1), (0, 4), (0, 16), (16, 16), (0, 64)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_attention_over_a_token_table(first: int, dtype: torch.dtype) -> None:
+def test_attention_over_a_token_table(first: int, page_size: int, dtype: torch.dtype) -> None:
     """Rows in any order; with an encoder's tokens at the beginning of each, which self attention does not see."""
     torch.manual_seed(0)
-    table = table_of(ROWS, KEYS, first)
+    table = table_of(ROWS, KEYS, first, page_size)
     keys, values = poisoned(table), poisoned(table)
     q = torch.randn(sum(QUERIES), HEADS, DIM)
     rows, lengths = torch.tensor(ROWS, dtype=dtype), torch.tensor(KEYS, dtype=torch.int32)
-    layout = TokenTable.of(table).layout(rows, lengths, torch.full((len(ROWS),), first) if first else None)
+    seen = TokenTable.of(first_of_pages(table, page_size))
+    layout = seen.layout(rows, lengths, torch.full((len(ROWS),), first) if first else None, page_size)
     engine = attnloom.Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32)
     plan = engine.plan(indptr_of(QUERIES), layout)
-    out = engine.run(plan, q, slot_cache(keys), slot_cache(values))
+    out = engine.run(plan, q, slot_cache(keys, page_size), slot_cache(values, page_size))
     slots = [table[row, first : first + length].tolist() for row, length in zip(ROWS, KEYS, strict=True)]
     assert_out(out, expected(q, keys, values, slots, QUERIES, Band()), DIM, torch.float32)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("window", [1, 24, 64])
-def test_attention_over_translated_slots(window: int) -> None:
-    """Steps one after the other; before each, what left every window is unmapped and its slots are poisoned."""
+def test_attention_over_translated_slots(window: int, page_size: int) -> None:
+    """Steps one after the other; before each, pages that left every window are unmapped and their slots poisoned."""
     torch.manual_seed(1)
-    full = table_of(ROWS, KEYS)
-    table = TranslatedTable(TokenTable.of(full))
+    full = table_of(ROWS, KEYS, page_size=page_size)
+    table = TranslatedTable(TokenTable.of(first_of_pages(full, page_size)))
     mapping = torch.zeros(SLOTS, dtype=torch.int64)
-    others = torch.randperm(SLOTS)
+    others = torch.randperm(SLOTS // page_size)[:, None] * page_size + torch.arange(page_size)
+    others = others.flatten()
     engine = attnloom.Attention(
         HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=attnloom.variants.SlidingWindow(window)
     )
@@ -119,14 +175,18 @@ def test_attention_over_translated_slots(window: int) -> None:
         mapping.zero_()
         keys, values = (torch.full((SLOTS, KV_HEADS, DIM), torch.nan) for _ in range(2))
         for row, before, length in zip(ROWS, done, lengths, strict=True):
-            seen = full[row, max(0, before - window + 1) : length].long()
-            mapping[seen] = others[seen]
+            begin = max(0, before - window + 1)
+            mapped = full[row, begin // page_size * page_size : length].long()
+            mapping[mapped] = others[mapped]
+            seen = full[row, begin:length].long()
             for cache in (keys, values):
                 cache[others[seen]] = torch.randn(len(seen), KV_HEADS, DIM)
         lens = torch.tensor(lengths, dtype=torch.int32)
-        layout = table.after_any_step(rows, lens, torch.tensor(queries, dtype=torch.int32) + window - 1, mapping)
+        columns = torch.tensor(queries, dtype=torch.int32) + window - 1
+        layout = table.after_any_step(rows, lens, columns, mapping, page_size)
         q = torch.randn(sum(queries), HEADS, DIM)
-        out = engine.run(engine.plan(indptr_of(queries), layout), q, slot_cache(keys), slot_cache(values))
+        plan = engine.plan(indptr_of(queries), layout)
+        out = engine.run(plan, q, slot_cache(keys, page_size), slot_cache(values, page_size))
         # The oracle would multiply what it masks: keys outside of every window are zero for it.
         slots = [others[full[row, :length].long()].tolist() for row, length in zip(ROWS, lengths, strict=True)]
         wanted = expected(q, keys.nan_to_num(), values.nan_to_num(), slots, queries, Band(left=window - 1))
@@ -152,3 +212,17 @@ def test_a_step_of_new_tokens_translates_those() -> None:
     layout = table.after_new_tokens(torch.tensor([1, 3]), lengths, torch.arange(8 * PITCH) + 1)
     assert layout.indices.nonzero().flatten().tolist() == [PITCH + 99, 3 * PITCH]
     assert layout.indices[[PITCH + 99, 3 * PITCH]].tolist() == [PITCH + 100, 3 * PITCH + 1]
+
+
+def test_of_a_page_its_first_slot_is_translated() -> None:
+    full = torch.arange(8 * PITCH, dtype=torch.int32).view(8, PITCH)
+    mapping = torch.arange(8 * PITCH) + 16
+    rows, lengths = torch.tensor([1, 3]), torch.tensor([100, 16], dtype=torch.int32)
+    table = TranslatedTable(TokenTable.of(full))
+    layout = table.after_any_step(rows, lengths, torch.tensor([5, 1], dtype=torch.int32), mapping, 16)
+    assert (layout.block_size, layout.index_stride) == (16, 16)
+    assert layout.indices.nonzero().flatten().tolist() == [PITCH + 80, PITCH + 96, 3 * PITCH]
+    assert layout.indices[PITCH + 80] == PITCH + 96
+    layout = table.after_new_tokens(rows, lengths + 1, mapping, 16)
+    assert layout.indices.nonzero().flatten().tolist() == [PITCH + 80, PITCH + 96, 3 * PITCH, 3 * PITCH + 16]
+    assert layout.indices[3 * PITCH + 16] == 3 * PITCH + 32
