@@ -48,7 +48,8 @@ class AttnloomAttnBackend(AttentionBackend):
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.max_context_len: int = model_runner.model_config.context_len
         table = self.req_to_token_pool.req_to_token
-        self.steps = Steps(table, self.req_to_token_pool.size, table.shape[1])
+        page_size = compat.page_size(getattr(model_runner, "token_to_kv_pool_allocator", None))
+        self.steps = Steps(table, self.req_to_token_pool.size, table.shape[1], page_size)
         self.chosen = choice(getattr(model_runner.model_config.hf_config, "attnloom", None))
         self.layers: dict[Any, ServedLayer] = {}
         self.step: Step | None = None
@@ -166,7 +167,9 @@ class AttnloomAttnBackend(AttentionBackend):
             alone = alone and not arguments.speculative_algorithm
             self.windowed = WindowedSteps(self.steps.table, self._widest_window(), sees_every_step=alone)
         queries = (step.qo_indptr[1:] - step.qo_indptr[:-1]).to(step.kv_lens.device)
-        return self.windowed.layout(step.rows, step.kv_lens, queries, mapping, decode=decode)
+        # Both pools are handed out and taken back by the page (compat.page_size).
+        page_size = step.layouts[Pool.FULL].block_size
+        return self.windowed.layout(step.rows, step.kv_lens, queries, mapping, decode=decode, page_size=page_size)
 
     def _widest_window(self) -> int:
         """Keys before its own that a query of a layer in the pool of windowed layers may see."""
@@ -239,11 +242,12 @@ class AttnloomAttnBackend(AttentionBackend):
         if q.shape[0] > plan.total_q:
             out[plan.total_q :].zero_()
         keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        block_size = step.layouts[pool].block_size
         engine.run(
             plan,
             q.view(-1, num_heads, head_dim),
-            slot_cache(keys),
-            slot_cache(values),
+            slot_cache(keys, block_size),
+            slot_cache(values, block_size),
             sm_scale=served.scale,
             params=params,
             out=out.view(-1, num_heads, head_dim),

@@ -71,6 +71,27 @@ def verify_mask(buffer: Any, max_bs: int) -> Any | None:
     return VerifyMask(buffer=buffer, mode=TreeMaskMode.QLEN_ONLY, max_bs=max_bs)
 
 
+def page_size(allocator: Any) -> int:
+    """Tokens of a page: from every page_size-th column of a row on, as many have consecutive slots. 1: not known.
+
+    It is known of two allocators. They hand out whole pages for the columns from 0 on and continue a part full page
+    behind its last slot. What else writes rows keeps to that: the radix cache matches, frees and evicts whole pages,
+    drafts of a chain lie in the columns behind their request. The allocator of two pools does so in both at once, and
+    unmaps whole pages.
+
+    Args:
+        allocator: the runner's ``token_to_kv_pool_allocator``.
+    """
+    try:
+        from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+        from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    except ImportError:
+        return 1
+    # Not classes derived from them, which may do otherwise.
+    known = type(allocator) in (PagedTokenToKVPoolAllocator, SWATokenToKVPoolAllocator)
+    return int(allocator.page_size) if known else 1
+
+
 def _lacks(module: str, name: str) -> str:
     """What is wrong with a name of a module, or ""."""
     try:

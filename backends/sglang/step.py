@@ -68,13 +68,15 @@ class Step:
 class Steps:
     """Makes steps from SGLang's ForwardBatch; keeps what does not change from one to the next."""
 
-    def __init__(self, table: Tensor, max_requests: int, max_context: int) -> None:
+    def __init__(self, table: Tensor, max_requests: int, max_context: int, page_size: int = 1) -> None:
         """Args:
         table: int32 ``[table_rows, max_context]``, SGLang's ``req_to_token``.
         max_requests: of one step.
         max_context: tokens of the longest request, what the host knows of a length it was not told.
+        page_size: tokens of a page, from column 0 of a row on, whose slots are consecutive.
         """  # noqa: D205
         self.table = TokenTable.of(table)
+        self.page_size = page_size
         self.max_context = max_context
         self.one_each = torch.arange(max_requests + 1, dtype=torch.int32)
 
@@ -99,11 +101,12 @@ class Steps:
             drafts_only: the buffer that SGLang was given for masks without the prefix.
         """
         drafts = int(batch.spec_info.draft_token_num)
-        kv_lens, host = self._lengths(batch, more=drafts)
-        step = self._step(batch, self._every(drafts, batch.batch_size), (kv_lens, host), extend=True)
+        chain = getattr(batch.spec_info, "topk", None) == 1
+        lengths = self._lengths(batch, more=drafts)
+        step = self._step(batch, self._every(drafts, batch.batch_size), lengths, extend=True, tree=not chain)
         mask = getattr(batch.spec_info, "custom_mask", None)
         # A chain needs no mask: each draft sees those before it.
-        if mask is not None and getattr(batch.spec_info, "topk", None) != 1:
+        if mask is not None and not chain:
             own = drafts_only is not None and mask.data_ptr() == drafts_only.data_ptr()
             with_prefix = not own and mask.shape[0] != batch.batch_size * drafts * drafts
             step.tree = tail_masks(mask, batch.seq_lens, drafts, with_prefix=with_prefix)
@@ -112,7 +115,7 @@ class Steps:
     def branches(self, batch: Any, branches: int, drafted: int) -> Step:
         """Several queries for each request; lengths do not count ``drafted`` keys, those of the queries included."""
         indptr = self._every(branches, batch.batch_size)
-        return self._step(batch, indptr, self._lengths(batch, more=drafted), extend=False)
+        return self._step(batch, indptr, self._lengths(batch, more=drafted), extend=False, tree=branches > 1)
 
     def _lengths(self, batch: Any, more: int = 0) -> tuple[Tensor, Tensor | None]:
         """KV lengths on the device, and what the host knows of them where that is another place."""
@@ -131,11 +134,22 @@ class Steps:
         indptr = self.one_each[: requests + 1]
         return indptr if queries == 1 else indptr * queries
 
-    def _step(self, batch: Any, indptr: Tensor, lengths: tuple[Tensor, Tensor | None], *, extend: bool) -> Step:
+    def _step(
+        self, batch: Any, indptr: Tensor, lengths: tuple[Tensor, Tensor | None], *, extend: bool, tree: bool = False
+    ) -> Step:
         kv_lens, host = lengths
         rows, encoder_lens = batch.req_pool_indices, batch.encoder_lens
         step = Step(indptr, rows, kv_lens, host, extend, encoder_lens=encoder_lens)
-        step.layouts[Pool.FULL] = self.table.layout(rows, kv_lens, encoder_lens)
+        page_size = self.page_size
+        if tree:
+            # Branches of a tree may have pages of their own, which repeat the end of the prefix. SGLang refuses trees
+            # with pages for backends that it does not know.
+            page_size = 1
+        if encoder_lens is not None:
+            # The text begins behind the encoder's tokens, in the middle of a page. And SGLang's alloc_for_decode takes
+            # the slot before a new one from a column that does not count them: pages of 0.5.17 are none.
+            page_size = 1
+        step.layouts[Pool.FULL] = self.table.layout(rows, kv_lens, encoder_lens, page_size)
         if encoder_lens is not None:
             step.layouts[Pool.ENCODER] = self.table.layout(rows, encoder_lens.to(torch.int32))
         return step

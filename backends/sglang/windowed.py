@@ -30,7 +30,7 @@ class WindowedSteps:
         self.decoded: tuple[Tensor, Tensor] | None = None
 
     def layout(
-        self, rows: Tensor, lengths: Tensor, queries: Tensor, mapping: Tensor, *, decode: bool
+        self, rows: Tensor, lengths: Tensor, queries: Tensor, mapping: Tensor, *, decode: bool, page_size: int = 1
     ) -> BlockSparseLayout:
         """Where the KV of windowed layers lies in this step.
 
@@ -40,13 +40,14 @@ class WindowedSteps:
             queries: int32 ``[requests]``, query tokens of each request.
             mapping: from a slot of the full pool to one of the other.
             decode: the step adds one token to each request and nothing else.
+            page_size: tokens of a block, the same in all steps that only decode.
         """
         continues = decode and self._continues(rows, lengths)
         # Copies: SGLang may count its own tensors up.
         self.decoded = (rows.clone(), lengths + 1) if decode and self.compares else None
         if continues:
-            return self.table.after_new_tokens(rows, lengths, mapping)
-        return self.table.after_any_step(rows, lengths, queries + self.reach, mapping)
+            return self.table.after_new_tokens(rows, lengths, mapping, page_size)
+        return self.table.after_any_step(rows, lengths, queries + self.reach, mapping, page_size)
 
     def _continues(self, rows: Tensor, lengths: Tensor) -> bool:
         if self.decoded is None:

@@ -24,9 +24,9 @@ def batch(**fields: Any) -> Any:
     return SimpleNamespace(**{**dict.fromkeys(names), "batch_size": len(fields["req_pool_indices"]), **fields})
 
 
-def steps() -> tuple[torch.Tensor, Steps]:
+def steps(page_size: int = 1) -> tuple[torch.Tensor, Steps]:
     table = torch.arange((ROWS + 1) * CONTEXT, dtype=torch.int32).view(ROWS + 1, CONTEXT)
-    return table, Steps(table, ROWS, CONTEXT)
+    return table, Steps(table, ROWS, CONTEXT, page_size)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -66,6 +66,27 @@ def test_verify_adds_drafts_to_lengths_and_needs_no_mask_for_a_chain() -> None:
         assert bool(step.tree) == masked
 
 
+def test_pages_are_blocks_but_where_they_may_be_none() -> None:
+    """A paged pool: every kind of step reads pages, but trees of drafts and texts behind an encoder's tokens."""
+    table, made = steps(16)
+    fields = {"req_pool_indices": torch.tensor([1, 2]), "seq_lens": torch.tensor([5, 8])}
+    drafts = {"draft_token_num": 3, "custom_mask": torch.eye(3, dtype=torch.bool).repeat(2, 1).flatten()}
+    extend = {**fields, "extend_seq_lens": torch.tensor([2, 1], dtype=torch.int32)}
+    for step, size in (
+        (made.decode(batch(**fields)), 16),
+        (made.extend(batch(**extend)), 16),
+        (made.verify(batch(**fields, spec_info=SimpleNamespace(topk=1, **drafts))), 16),
+        (made.verify(batch(**fields, spec_info=SimpleNamespace(topk=2, **drafts))), 1),
+        (made.verify(batch(**fields, spec_info=SimpleNamespace(**drafts))), 1),
+        (made.branches(batch(**fields), 1, 2), 16),
+        (made.branches(batch(**fields), 2, 5), 1),
+        (made.extend(batch(**extend, encoder_lens=torch.tensor([16, 0]))), 1),
+    ):
+        for layout in step.layouts.values():
+            assert (layout.block_size, layout.index_stride) == (size, size)
+            assert layout.indices.data_ptr() == table.data_ptr()
+
+
 def test_a_mask_in_a_buffer_for_more_requests_has_no_prefix() -> None:
     """The buffer that SGLang was given is longer than the step's mask, as one with the prefix is."""
     _, made = steps()
@@ -87,24 +108,30 @@ def test_one_plan_for_all_layers_with_a_key() -> None:
     assert plan.total_q == 1
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("sees_every_step", [True, False])
-def test_windowed_slots_through_the_life_of_a_server(sees_every_step: bool) -> None:
+def test_windowed_slots_through_the_life_of_a_server(sees_every_step: bool, page_size: int) -> None:
     """Requests come and go, prompts get other slots after they ran; what windows see is right in every step."""
     draw = random.Random(7)
     table = torch.zeros(ROWS, CONTEXT, dtype=torch.int32)
     windowed = WindowedSteps(TokenTable.of(table), REACH, sees_every_step=sees_every_step)
     mapping = torch.zeros(100_000, dtype=torch.int64)
-    used = 1
+    used = page_size
     running: dict[int, int] = {}
     whole = 0
 
     def allocate(row: int, first: int, last: int) -> None:
-        """Slots that nobody had, in both pools."""
+        """Slots that nobody had, in both pools; a part full page goes on behind its last slot."""
         nonlocal used
-        slots = torch.arange(used, used + last - first)
-        used += last - first
-        table[row, first:last] = slots.to(torch.int32)
-        mapping[slots] = torch.randint(1, 1000, slots.shape)
+        for column in range(first, last):
+            offset = column % page_size
+            if offset:
+                slot, other = int(table[row, column - offset]), int(mapping[int(table[row, column - offset])])
+            else:
+                slot, other = used, int(torch.randint(1, 1000, ())) * page_size
+                used += page_size
+            table[row, column] = slot + offset
+            mapping[slot + offset] = other + offset
 
     for step in range(400):
         free = [row for row in range(ROWS) if row not in running]
@@ -118,16 +145,21 @@ def test_windowed_slots_through_the_life_of_a_server(sees_every_step: bool) -> N
             running = {row: length + 1 for row, length in running.items()}
         for row, count in zip(rows, queries, strict=True):
             allocate(row, running[row] - count, running[row])
-            mapping[table[row, : max(0, running[row] - count - REACH)].long()] = 0  # the pool has forgotten them
+            left = max(0, running[row] - count - REACH) // page_size * page_size
+            mapping[table[row, :left].long()] = 0  # the pool has forgotten them
         lengths = torch.tensor([running[row] for row in rows], dtype=torch.int32)
         counts = torch.tensor(queries, dtype=torch.int32)
         with patch.object(windowed.table, "after_any_step", wraps=windowed.table.after_any_step) as anew:
-            layout = windowed.layout(torch.tensor(rows), lengths, counts, mapping, decode=not begin)
+            layout = windowed.layout(
+                torch.tensor(rows), lengths, counts, mapping, decode=not begin, page_size=page_size
+            )
         whole += anew.call_count
         for row, count, start, length in zip(rows, queries, layout.starts.tolist(), lengths.tolist(), strict=True):
-            seen = slice(max(0, length - count - REACH), length)
-            expected = mapping[table[row].long()][seen]
-            assert layout.indices[start : start + length][seen].tolist() == expected.tolist(), (step, row)
+            columns = range(max(0, length - count - REACH), length)
+            expected = mapping[table[row].long()][columns.start : columns.stop].tolist()
+            blocks = [int(layout.indices[start + column // page_size * layout.index_stride]) for column in columns]
+            found = [block + column % page_size for block, column in zip(blocks, columns, strict=True)]
+            assert found == expected, (step, row)
         if begin:  # SGLang finds the same prompt in its cache, and gives the request those slots
             for row in rows:
                 allocate(row, 0, running[row])
