@@ -71,6 +71,30 @@ def windows() -> Any:
     return Gemma2ForCausalLM(config)
 
 
+def two_pools() -> Any:
+    """Mellum: three sliding-window layers and a full one, 4 query heads on 2 KV heads of 64, no experts.
+
+    SGLang keeps the keys of its windows in a pool of their own, which it does not for Gemma 2.
+    """
+    from transformers import MellumConfig, MellumForCausalLM
+
+    config = MellumConfig(
+        **COMMON,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=24,
+        layer_types=[*["sliding_attention"] * 3, "full_attention"],
+        mlp_layer_types=["dense"] * 4,
+        num_experts=2,
+        num_experts_per_tok=1,
+    )
+    return MellumForCausalLM(config)
+
+
 def group7() -> Any:
     """Qwen 2: 14 query heads on 2 KV heads of 64, groups of 7."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -184,7 +208,7 @@ def latent() -> Any:
     return DeepseekV2ForCausalLM(config)
 
 
-MAKERS = (windows, group7, head128, alibi, sinks, encoder, head32, latent)
+MAKERS = (windows, two_pools, group7, head128, alibi, sinks, encoder, head32, latent)
 MODELS: dict[str, Callable[[], Any]] = {make.__name__: make for make in MAKERS}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -21,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from integration_tests.sglang_cpu.kit import run
+from attnloom.backends.sglang.step import Pool
+from integration_tests.sglang_cpu.kit import paged_pools, run
 from tests.oracle import Answer, Array, At, Band, DenseRequest, Hooks, attention
 from tests.tolerance import assert_out
 
@@ -75,7 +77,7 @@ class Fixture:
         return attention(requests, band=band, hooks=hooks)
 
 
-def fixture(mode: str = "EXTEND", *, drafts: int = 0, **arguments: Any) -> Fixture:
+def fixture(mode: str = "EXTEND", *, drafts: int = 0, page_size: int = 1, **arguments: Any) -> Fixture:
     """Three requests; every slot that is no request's is NaN."""
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -89,7 +91,7 @@ def fixture(mode: str = "EXTEND", *, drafts: int = 0, **arguments: Any) -> Fixtu
         forward_mode=forward_mode,
         num_heads=HEADS,
         num_kv_heads=KV_HEADS,
-        page_size=1,
+        page_size=page_size,
         prefix_lens=PREFIXES if not drafts else (5, 1, 70),
         extend_lens=() if forward_mode.is_decode() else NEW if not drafts else (drafts,) * 3,
     )
@@ -108,7 +110,7 @@ def fixture(mode: str = "EXTEND", *, drafts: int = 0, **arguments: Any) -> Fixtu
         batch_size=3,
         seq_lens=case.seq_lens,
         prefix_lens=case.prefix_lens,
-        page_size=1,
+        page_size=page_size,
         max_context_len=CONTEXT,
     )
     batch = dense._make_forward_batch(case, runner, max_context_len=CONTEXT, device="cpu", loc_fn=locations)
@@ -199,6 +201,43 @@ def check_cross_attention(case: object) -> None:
         text, made.lens = made.lens, encoder
         close(cross, made.expected(Band(None, None)))
         made.lens = text
+
+
+def check_pages_where_they_are_known(case: object) -> None:
+    """Of SGLang's own allocators of pages; what else hands out slots is read slot by slot."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    from attnloom.backends.sglang import compat
+
+    class Other(PagedTokenToKVPoolAllocator):
+        pass
+
+    for mode in ("EXTEND", "DECODE"):
+        for known in (True, False):
+            with paged_pools() if known else nullcontext():
+                made = fixture(mode, page_size=16)
+            close(made.run(made.layer(sliding_window_size=20)), made.expected(Band(left=20)))
+            assert made.backend.step.layouts[Pool.FULL].block_size == (16 if known else 1)
+    allocator = Other.__new__(Other)
+    allocator.page_size = 16
+    assert compat.page_size(allocator) == compat.page_size(None) == 1
+
+
+def check_text_behind_an_encoder_in_a_paged_pool(case: object) -> None:
+    """The text begins in the middle of a page, and its slots keep to none."""
+    encoder = (5, 0, 16)
+    with paged_pools():
+        made = fixture("DECODE", page_size=16)
+    table = made.runner.req_to_token_pool.req_to_token
+    slots = iter(torch.randperm(made.runner.token_to_kv_pool.size - 1).tolist())
+    for row, (length, before) in enumerate(zip(made.lens, encoder, strict=True)):
+        for column in range(before + length):
+            table[row, column] = next(slots) + 1
+    for buffer in made.runner.token_to_kv_pool.get_kv_buffer(0):
+        buffer.copy_(torch.randn(buffer.shape))
+    made.batch.encoder_lens = torch.tensor(encoder)
+    made.batch.encoder_out_cache_loc = torch.empty(0, dtype=torch.int64)
+    close(made.run(made.layer(), write=False), made.expected(first=encoder))
 
 
 def check_trees_of_drafts(case: object) -> None:

@@ -24,6 +24,7 @@ def register() -> None:
         ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend", "triton"),
     ):
         HookRegistry.register(target, _counting(name), HookType.BEFORE)
+    HookRegistry.register("attnloom.backends.sglang.backend.AttnloomAttnBackend.begin", _begin, HookType.AFTER)
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.forward", _step, HookType.BEFORE)
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", _answer, HookType.AFTER)
 
@@ -33,6 +34,12 @@ def _counting(name: str) -> Any:
         counts[name] += 1
 
     return count
+
+
+def _begin(output: Any, backend: Any, step: Any, *args: Any, **kwargs: Any) -> None:
+    """A step of attnloom's: how many tokens the blocks of its layouts have."""
+    for layout in step.layouts.values():
+        counts[f"blocks of {layout.block_size}"] += 1
 
 
 def _step(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,10 @@ VERIFY_SHAPES = 5
 
 
 def test_every_case_of_the_kit_passes(tmp_path: Path) -> None:
-    """Cases run are the cases there are, each on attnloom's kernel, with lengths on the host and without any."""
+    """Cases run are the cases there are, each on attnloom's kernel, with lengths on the host and without any.
+
+    Pages are read as pages, but where the kit tears them apart and in trees of drafts.
+    """
     results = run_program("integration_tests.sglang_cpu.kit", [], tmp_path, environment())
     ran = {(result["case"], result["host_lengths"]): result for result in results}
     plain = DENSE_CASES * (1 + len(SLOT_LAYOUTS)) + WINDOW_CASES + 3 * EXTEND_CASES
@@ -27,5 +30,7 @@ def test_every_case_of_the_kit_passes(tmp_path: Path) -> None:
             continue
         assert result["outcome"] == "passed", f"{case}: {result['outcome']}"
         assert result["runs"] == 1, f"{case}: attnloom's kernel ran {result['runs']} times"
+        assert result["block_sizes"] == [result["block_size"]], case
+    assert {result["block_size"] for result in results} == {1, 16, 32}
     seconds = sum(result["seconds"] for result in results)
     assert seconds < 60, f"the kit took {seconds:.0f} s of processor time"

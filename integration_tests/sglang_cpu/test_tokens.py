@@ -25,8 +25,11 @@ def case(model: str, **engine: Any) -> dict[str, Any]:
     return {"model": model, "prompts": [prompts, prompts], "max_tokens": 24, "engine": engine}
 
 
-def check(result: dict[str, Any], decode: bool = True, extend: bool = True) -> None:
-    """The reference's tokens; the second round from the cache; by attnloom in the steps that it was chosen for."""
+def check(result: dict[str, Any], decode: bool = True, extend: bool = True, page_size: int = 1, pools: int = 1) -> None:
+    """The reference's tokens; the second round from the cache; by attnloom in the steps that it was chosen for.
+
+    Every step read blocks of page_size in every pool.
+    """
     assert result["answers"] == result["reference"]
     first, second = result["cached_tokens"]
     assert first < 10 and second >= 150  # chunks of one round share the first token alone
@@ -36,6 +39,10 @@ def check(result: dict[str, Any], decode: bool = True, extend: bool = True) -> N
     assert counts["attnloom"] == ours > 0, counts
     assert counts.get("torch_native", 0) == counts["layer_runs"] - ours, counts
     assert counts.get("triton", 0) == 0, counts
+    blocks = {name: count for name, count in counts.items() if name.startswith("blocks of ")}
+    assert list(blocks) == [f"blocks of {page_size}"], counts
+    if decode and extend:
+        assert blocks[f"blocks of {page_size}"] == pools * counts["steps"], counts
 
 
 def run_cases(*cases: dict[str, Any], folder: Path, **extra: str) -> list[dict[str, Any]]:
@@ -46,17 +53,26 @@ def test_pages_and_chunks(tmp_path: Path) -> None:
     """14 query heads on 2 KV heads; pages of 1 and 16; prompts in chunks, in steps with requests that decode."""
     whole, chunked = run_cases(case("group7"), case("group7", page_size=16, **CHUNKS), folder=tmp_path)
     check(whole)
-    check(chunked)
+    check(chunked, page_size=16)
     assert chunked["counts"]["MIXED steps"] > 0
 
 
 def test_windows_under_a_soft_cap(tmp_path: Path) -> None:
-    """Gemma 2; then its windowed layers in a smaller pool with slots of its own, which forgets what they left."""
-    hybrid = json.dumps({"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 0, 1, 0]})
-    chunked = {**CHUNKS, "json_model_override_args": hybrid, "swa_full_tokens_ratio": 0.5}
-    one_pool, two_pools = run_cases(case("windows"), case("windows", **chunked), folder=tmp_path)
-    check(one_pool)
-    check(two_pools)
+    """Gemma 2."""
+    (result,) = run_cases(case("windows", page_size=16), folder=tmp_path)
+    check(result, page_size=16)
+
+
+def test_windows_with_a_pool_of_their_own(tmp_path: Path) -> None:
+    """Mellum, its windowed layers in a smaller pool with slots of its own, which forgets what they left.
+
+    By slots, by pages smaller than a window, and by pages longer than one.
+    """
+    sizes = (1, 16, 32)
+    pools = {**CHUNKS, "swa_full_tokens_ratio": 0.5}
+    results = run_cases(*(case("two_pools", **pools, page_size=size) for size in sizes), folder=tmp_path)
+    for result, size in zip(results, sizes, strict=True):
+        check(result, page_size=size, pools=2)
 
 
 def test_attnloom_for_prefill_or_for_decode_only(tmp_path: Path) -> None:
@@ -84,8 +100,8 @@ def test_speculative_decoding(tmp_path: Path) -> None:
         return case("head128", **drafting, **shape, **more)
 
     results = run_cases(drafted(1, 2, 3), drafted(3, 2, 6), drafted(2, 1, 3, page_size=16), folder=tmp_path)
-    for result in results:
-        check(result)
+    for result, page_size in zip(results, (1, 1, 16), strict=True):
+        check(result, page_size=page_size)
         assert result["counts"]["TARGET_VERIFY steps"] > 0
         assert result["counts"]["DRAFT_EXTEND_V2 steps"] > 0
         # The draft model is the model itself, so drafts are accepted: not all, since SGLang drafts without a prompt's
