@@ -2,7 +2,8 @@
 
     python benchmarks/sglang_adapter.py [--json FILE]
 
-No model and no SGLang: a batch is the tensors that SGLang's ForwardBatch holds, the token table has its shape.
+No model and no SGLang: a batch is the tensors that SGLang's ForwardBatch holds, the token table has its shape. The last
+rows are of a layer: what reading pages of a paged pool saves its decode against reading every slot.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +19,13 @@ import torch
 from report import Row, Target, arguments, publish
 
 from attnloom import Attention, variants
+from attnloom.adapters.token_table import TokenTable, slot_cache
 from attnloom.backends.sglang.step import Pool, Step, Steps
 from attnloom.backends.sglang.windowed import WindowedSteps
 from attnloom.core.launch import check_indices
 
 REQUESTS, TOKENS, CONTEXT = 64, 4096, 16384
-DRAFTS, WINDOW = 4, 1024
+DRAFTS, WINDOW, PAGE = 4, 1024, 16
 HEADS, KV_HEADS, DIM = 32, 8, 128
 TARGET = Target("ours", 100, "us")
 
@@ -72,13 +75,18 @@ def main() -> None:
     ones = torch.ones(REQUESTS, dtype=torch.int32)
     windowed = WindowedSteps(steps.table, WINDOW - 1, sees_every_step=True)
 
-    def translate(after_prefill: bool) -> None:
+    def translate(after_prefill: bool, page_size: int = 1) -> None:
         windowed.decoded = None if after_prefill else (step.rows, step.kv_lens)
-        windowed.layout(step.rows, step.kv_lens, ones, mapping, decode=True)
+        windowed.layout(step.rows, step.kv_lens, ones, mapping, decode=True, page_size=page_size)
 
     add(f"pool of windowed layers ({WINDOW}): decode after decode", lambda: translate(False), TARGET)
     add(f"pool of windowed layers ({WINDOW}): any other step", lambda: translate(True))
+    add(f"  the same in pages of {PAGE}", lambda: translate(True, PAGE))
     add("the engine's check of slots, CPU only", lambda: check_indices(step.layouts[Pool.FULL], slots))
+    paged = steps.table.layout(step.rows, step.kv_lens, page_size=PAGE)
+    add(f"  the same in pages of {PAGE}", lambda: check_indices(paged, slots))
+    for heads, kv_heads, dim, dtype in ((32, 8, 128, torch.bfloat16), (9, 3, 64, torch.float32)):
+        rows += decode_by_slots_and_pages(heads, kv_heads, dim, dtype, options.repeats)
     publish("sglang_adapter", rows, options.json)
 
 
@@ -95,6 +103,44 @@ def batch(tokens: int, **more: Any) -> Any:
         "spec_info": None,
     }
     return SimpleNamespace(**fields | more)
+
+
+def decode_by_slots_and_pages(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, repeats: int) -> list[Row]:
+    """A layer's decode, 16 requests of 2048 tokens in shuffled pages: one table, read by slots and by pages in turn.
+
+    Milliseconds of one thread's processor time.
+    """
+    requests, tokens = 16, 2048
+    slots = requests * tokens
+    pages = torch.randperm(slots // PAGE)[:, None] * PAGE + torch.arange(PAGE)
+    table = TokenTable.of(pages.to(torch.int32).view(requests, tokens))
+    keys, values = torch.randn(2, slots, kv_heads, dim).to(dtype)
+    q = torch.randn(requests, heads, dim).to(dtype)
+    engine = Attention(heads, kv_heads, dim, dtype=dtype)
+    lengths = torch.full((requests,), tokens, dtype=torch.int32)
+    indptr = torch.arange(requests + 1, dtype=torch.int32)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    runs: dict[int, Callable[[], torch.Tensor]] = {}
+    for size in (1, PAGE):
+        plan = engine.plan(indptr, table.layout(torch.arange(requests), lengths, page_size=size))
+        caches = slot_cache(keys, size), slot_cache(values, size)
+        runs[size] = partial(engine.run, plan, q, *caches)
+    assert torch.equal(runs[1](), runs[PAGE]())
+    took: dict[int, list[float]] = {size: [] for size in runs}
+    for _ in range(max(repeats // 5, 5)):
+        for size, run in runs.items():
+            begin = time.process_time()
+            run()
+            took[size].append((time.process_time() - begin) * 1e3)
+    torch.set_num_threads(threads)
+    name = f"decode {requests} x {tokens}, {heads}/{kv_heads} d{dim} {str(dtype).removeprefix('torch.')}"
+    slow, fast = (statistics.median(took[size]) for size in runs)
+    return [
+        Row(f"{name}: by slots", slow, "ms", detail={"median": slow, "fastest": min(took[1])}),
+        Row(f"  by pages of {PAGE}", fast, "ms", detail={"median": fast, "fastest": min(took[PAGE])}),
+        Row("  slots over pages", slow / fast, "x", detail={"fastest": min(took[1]) / min(took[PAGE])}),
+    ]
 
 
 def drafts() -> Any:
