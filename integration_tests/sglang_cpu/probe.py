@@ -37,9 +37,21 @@ def _counting(name: str) -> Any:
 
 
 def _begin(output: Any, backend: Any, step: Any, *args: Any, **kwargs: Any) -> None:
-    """A step of attnloom's: how many tokens the blocks of its layouts have."""
-    for layout in step.layouts.values():
-        counts[f"blocks of {layout.block_size}"] += 1
+    """A step of attnloom's: how many tokens the blocks of its layouts have, and whether SGLang keeps these together."""
+    for pool, layout in step.layouts.items():
+        size = layout.block_size
+        counts[f"blocks of {size}"] += 1
+        if step.rows.device.type != "cpu":
+            continue  # a graph may be captured just now, and nothing may be read back
+        for nth, (row, length) in enumerate(zip(step.rows.tolist(), step.kv_lens.tolist(), strict=True)):
+            begin, slots = 0, backend.req_to_token_pool.req_to_token[row, :length].long()
+            if pool.name == "WINDOWED":
+                queries = int(step.qo_indptr[nth + 1] - step.qo_indptr[nth])
+                begin = max(0, length - queries - backend.windowed.reach) // size
+                slots = backend.token_to_kv_pool.full_to_swa_index_mapping[slots].long()
+            for page in slots.split(size)[begin:]:
+                counts["pages looked at"] += 1
+                counts["torn pages"] += int(((page - page[0]).tolist() != [*range(len(page))]) or int(page[0]) == 0)
 
 
 def _step(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:

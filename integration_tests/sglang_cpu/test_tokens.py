@@ -28,7 +28,7 @@ def case(model: str, **engine: Any) -> dict[str, Any]:
 def check(result: dict[str, Any], decode: bool = True, extend: bool = True, page_size: int = 1, pools: int = 1) -> None:
     """The reference's tokens; the second round from the cache; by attnloom in the steps that it was chosen for.
 
-    Every step read blocks of page_size in every pool.
+    Every step read blocks of page_size in every pool, whose tokens SGLang kept together.
     """
     assert result["answers"] == result["reference"]
     first, second = result["cached_tokens"]
@@ -39,6 +39,7 @@ def check(result: dict[str, Any], decode: bool = True, extend: bool = True, page
     assert counts["attnloom"] == ours > 0, counts
     assert counts.get("torch_native", 0) == counts["layer_runs"] - ours, counts
     assert counts.get("triton", 0) == 0, counts
+    assert counts["pages looked at"] > 0 == counts["torn pages"], counts
     blocks = {name: count for name, count in counts.items() if name.startswith("blocks of ")}
     assert list(blocks) == [f"blocks of {page_size}"], counts
     if decode and extend:
