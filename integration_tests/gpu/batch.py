@@ -103,7 +103,7 @@ def _positions(layout: BlockSparseLayout, r: int, length: int) -> Tensor:
     if layout.positions is None:
         return slots
     size = layout.block_size
-    return layout.positions[int(layout.starts[r]) + slots // size].long() + slots % size
+    return layout.positions[int(layout.starts[r]) + slots // size * layout.index_stride].long() + slots % size
 
 
 def _masks(case: Case, kernel: Kernel) -> list[Tensor] | None:
@@ -150,13 +150,15 @@ def _layout(case: Case, ids: list[list[int]], blocks: int, rng: random.Random) -
             pool[row, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
         layout = BlockSparseLayout.from_token_table(pool, torch.tensor(rows), lengths)
     else:
+        stride = rng.choice((1, 1, 2, case.block_size, 37))
         flat_ids, starts = [stale[0]], [0] * len(ids)
         for r in rng.sample(range(len(ids)), len(ids)):
             starts[r] = len(flat_ids)
-            flat_ids += ids[r] + stale[: rng.randrange(3)]
-        layout = BlockSparseLayout(
-            case.block_size, torch.tensor(starts), lengths, torch.tensor(flat_ids, dtype=torch.int32)
-        )
+            for block in ids[r]:
+                flat_ids += [block, *rng.choices(stale, k=stride - 1)]
+            flat_ids += stale[: rng.randrange(3)]
+        indices = torch.tensor(flat_ids, dtype=torch.int32)
+        layout = BlockSparseLayout(case.block_size, torch.tensor(starts), lengths, indices, index_stride=stride)
     return _apart(layout, ids, rng) if case.positions else layout
 
 
@@ -167,7 +169,8 @@ def _apart(layout: BlockSparseLayout, ids: list[list[int]], rng: random.Random) 
         steps = [rng.choice((1, 1, 1, 2, 5)) for _ in row]
         at = torch.tensor(list(accumulate(steps)), dtype=torch.int32) - 1
         start = int(layout.starts[r])
-        positions[start : start + len(row)] = at * layout.block_size
+        entries = start + torch.arange(len(row)) * layout.index_stride
+        positions[entries] = at * layout.block_size
     return replace(layout, positions=positions)
 
 
