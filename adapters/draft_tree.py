@@ -11,7 +11,25 @@ from torch import Tensor
 
 from attnloom.core.checks import check_tensor
 
-_WEIGHTS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+
+def draft_columns(mask: Tensor, prefix_lens: Tensor, drafts: int) -> Tensor:
+    """What drafts see of each other, out of a mask that has the prefix as well. Nothing is read back from a GPU.
+
+    Args:
+        mask: flat, request after request, row after row: for each draft which of ``prefix + drafts`` keys it sees.
+        prefix_lens: integer ``[requests]``, KV tokens before the drafts.
+        drafts: drafts of each request, the same for all.
+
+    Returns:
+        as the mask, ``[requests * drafts * drafts]``.
+    """
+    columns = prefix_lens.to(torch.int64) + drafts
+    begins = torch.cumsum(columns * drafts, 0) - columns * drafts
+    draft = torch.arange(drafts, device=mask.device)
+    entries = (begins + columns - drafts).view(-1, 1, 1) + draft
+    entries = entries + draft.view(1, -1, 1) * columns.view(-1, 1, 1)
+    # Where a graph is captured lengths are made up, and no mask need go with them.
+    return mask[entries.view(-1).clamp(max=mask.shape[0] - 1)]
 
 
 def tail_masks(mask: Tensor, prefix_lens: Tensor, drafts: int, *, with_prefix: bool) -> dict[str, Tensor]:
@@ -32,16 +50,7 @@ def tail_masks(mask: Tensor, prefix_lens: Tensor, drafts: int, *, with_prefix: b
     pairs = drafts * drafts
     if mask.shape[0] < requests * pairs:
         raise ValueError(f"mask.shape={tuple(mask.shape)}: expected at least {requests} x {drafts} x {drafts} elements")
-    device = mask.device
-    if not with_prefix:
-        bits = mask[: requests * pairs]
-    else:
-        columns = prefix_lens.to(torch.int64) + drafts
-        begins = torch.cumsum(columns * drafts, 0) - columns * drafts
-        draft = torch.arange(drafts, device=device)
-        entries = (begins + columns - drafts).view(-1, 1, 1) + draft
-        entries = entries + draft.view(1, -1, 1) * columns.view(-1, 1, 1)
-        bits = mask[entries.view(-1)]
+    bits = draft_columns(mask, prefix_lens, drafts) if with_prefix else mask[: requests * pairs]
     return _packed(bits, prefix_lens, drafts, drafts)
 
 
@@ -66,9 +75,9 @@ def branch_masks(prefix_lens: Tensor, branches: int, stride: int, step: int) -> 
 def _packed(bits: Tensor, prefix_lens: Tensor, queries: int, columns: int) -> dict[str, Tensor]:
     """Parameters of PackedMask from bits ``[requests * queries * columns]`` of the keys after the prefix."""
     requests, device = prefix_lens.shape[0], bits.device
-    octets = torch.nn.functional.pad(bits, (0, -bits.shape[0] % 8)).view(-1, 8)
+    octets = torch.nn.functional.pad(bits, (0, -bits.shape[0] % 8)).view(-1, 8).to(torch.uint8)
     return {
-        "packed_mask": (octets * _WEIGHTS.to(device)).sum(1, dtype=torch.uint8),
+        "packed_mask": (octets << torch.arange(8, dtype=torch.uint8, device=device)).sum(1, dtype=torch.uint8),
         "mask_offset": torch.arange(requests, device=device) * (queries * columns),
         "mask_begin": prefix_lens.to(torch.int32),
         "mask_columns": torch.full((requests,), columns, dtype=torch.int32, device=device),

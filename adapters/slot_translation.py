@@ -22,12 +22,13 @@ class TranslatedTable:
 
     Each step writes some of its requests' last columns: those that its queries see, or, where the step before has
     written the others, the new ones. Columns before them are left from earlier steps: no kernel reads them, since they
-    are outside of every window. With pages it is the first columns of pages that are written, and read.
+    are outside of every window. With pages it is the first columns of pages that are written, and read. The table stays
+    where it is.
     """
 
     def __init__(self, table: TokenTable) -> None:
         """Args:
-        table: slots of the full pool, on the host.
+        table: slots of the full pool.
         """  # noqa: D205
         self.full = table
         self.table = TokenTable(torch.zeros_like(table.slots), table.pitch)
@@ -69,3 +70,20 @@ class TranslatedTable:
             part = slice(start + first, start + length, page_size)
             self.table.slots[part] = mapping[self.full.slots[part]]
         return layout
+
+    def last_columns(self, rows: Tensor, lengths: Tensor, columns: int, mapping: Tensor, page_size: int = 1) -> None:
+        """Translate the last slots of each request, as many for all: nothing is read back from a GPU.
+
+        Args:
+            rows: as above.
+            lengths: int32 ``[requests]``; shorter requests have all of theirs translated.
+            columns: how many.
+            mapping: as above.
+            page_size: as above.
+        """
+        starts = (rows.to(torch.int64) * self.full.pitch).view(-1, 1)
+        last = (lengths.view(-1, 1) - 1) // page_size
+        # The first of the columns may be the last of its page.
+        pages = 1 + -(-(min(columns, self.full.pitch) - 1) // page_size)
+        entries = (starts + (last - torch.arange(pages, device=rows.device)).clamp(min=0) * page_size).view(-1)
+        self.table.slots[entries] = mapping[self.full.slots[entries]].to(torch.int32)

@@ -21,7 +21,8 @@ from report import Row, Target, arguments, publish
 from attnloom import Attention, variants
 from attnloom.adapters.token_table import TokenTable, slot_cache
 from attnloom.backends.sglang.step import Pool, Step, Steps
-from attnloom.backends.sglang.windowed import WindowedSteps
+from attnloom.backends.sglang.verified import VerifiedTrees
+from attnloom.backends.sglang.windowed import HostWindowedSteps
 from attnloom.core.launch import check_indices
 
 REQUESTS, TOKENS, CONTEXT = 64, 4096, 16384
@@ -38,7 +39,7 @@ def main() -> None:
     slots = REQUESTS * CONTEXT
     table = torch.randperm(slots).to(torch.int32).view(REQUESTS, CONTEXT)
     table = torch.cat([torch.zeros(1, CONTEXT, dtype=torch.int32), table])  # row 0 is padding
-    steps = Steps(table, REQUESTS, CONTEXT)
+    steps, trees = Steps(table, REQUESTS), VerifiedTrees(REQUESTS, table.device)
     causal = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32)
     tree = Attention(HEADS, KV_HEADS, DIM, dtype=torch.float32, variant=variants.Full() & variants.PackedMask())
 
@@ -68,23 +69,29 @@ def main() -> None:
     extended = batch(TOKENS, extend_seq_lens=torch.full((REQUESTS,), 16, dtype=torch.int32))
     add(f"extend by 16 behind {TOKENS - 16}", lambda: planned(causal, steps.extend(extended)), TARGET)
     verified = batch(TOKENS, spec_info=drafts())
-    add(f"verify trees of {DRAFTS} behind {TOKENS}", lambda: planned(tree, steps.verify(verified)))
 
-    step = steps.decode(asked)
+    def verify() -> Step:
+        made = steps.verify(verified)
+        trees.stage(verified)
+        made.tree = trees.params(verified)
+        return planned(tree, made)
+
+    add(f"verify trees of {DRAFTS} behind {TOKENS}", verify)
+
+    step, in_pages = steps.decode(asked), Steps(table, REQUESTS, PAGE).decode(asked)
     mapping = torch.randperm(slots)
-    ones = torch.ones(REQUESTS, dtype=torch.int32)
-    windowed = WindowedSteps(steps.table, WINDOW - 1, sees_every_step=True)
+    windowed = HostWindowedSteps(steps.table, WINDOW - 1, sees_every_step=True)
 
-    def translate(after_prefill: bool, page_size: int = 1) -> None:
-        windowed.decoded = None if after_prefill else (step.rows, step.kv_lens)
-        windowed.layout(step.rows, step.kv_lens, ones, mapping, decode=True, page_size=page_size)
+    def translate(after_prefill: bool, made: Step = step) -> None:
+        windowed.decoded = None if after_prefill else (made.rows, made.kv_lens)
+        windowed.translate(made, mapping, decode=True)
+        windowed.layout(made)
 
     add(f"pool of windowed layers ({WINDOW}): decode after decode", lambda: translate(False), TARGET)
     add(f"pool of windowed layers ({WINDOW}): any other step", lambda: translate(True))
-    add(f"  the same in pages of {PAGE}", lambda: translate(True, PAGE))
+    add(f"  the same in pages of {PAGE}", lambda: translate(True, in_pages))
     add("the engine's check of slots, CPU only", lambda: check_indices(step.layouts[Pool.FULL], slots))
-    paged = steps.table.layout(step.rows, step.kv_lens, page_size=PAGE)
-    add(f"  the same in pages of {PAGE}", lambda: check_indices(paged, slots))
+    add(f"  the same in pages of {PAGE}", lambda: check_indices(in_pages.layouts[Pool.FULL], slots))
     for heads, kv_heads, dim, dtype in ((32, 8, 128, torch.bfloat16), (9, 3, 64, torch.float32)):
         rows += decode_by_slots_and_pages(heads, kv_heads, dim, dtype, options.repeats)
     publish("sglang_adapter", rows, options.json)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,19 +19,26 @@ def run_program(
 ) -> list[Any]:
     """Run `python -m module TASK.json RESULT.json` in `folder` and return the result.
 
-    Raises AssertionError with the end of its output when it fails.
+    Raises AssertionError with the end of its output when it fails, and subprocess.TimeoutExpired after `timeout`
+    seconds, when it and every process that it started have been stopped.
     """
     source, target, log = folder / "task.json", folder / "result.json", folder / "log.txt"
     source.write_text(json.dumps(task))
     with log.open("w") as stream:
-        status = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-m", module, str(source), str(target)],
             cwd=folder,
             env=environment,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            timeout=timeout,
-        ).returncode
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
     assert status == 0, f"{module} exited with {status}:\n{log.read_text()[-6000:]}"
     result: list[Any] = json.loads(target.read_text())
     return result

@@ -16,6 +16,7 @@ _BASE = "sglang.srt.layers.attention"
 # Module, name in it, and what attnloom does with it.
 _NEEDED = (
     (f"{_BASE}.base_attn_backend", "AttentionBackend.init_forward_metadata_out_graph", "steps begin there"),
+    (f"{_BASE}.base_attn_backend", "AttentionBackend.init_forward_metadata_in_graph", "steps are recorded there"),
     (f"{_BASE}.base_attn_backend", "AttentionBackend.needs_cpu_seq_lens", "lengths stay where they are"),
     ("sglang.srt.layers.radix_attention", "RadixAttention", "what layers are"),
     ("sglang.srt.layers.radix_attention", "AttentionType.DECODER_BIDIRECTIONAL", "kinds of layers"),
@@ -61,11 +62,25 @@ def refusals() -> list[str]:
     return reasons
 
 
+def read_to_the_end() -> Any | None:
+    """SGLang's word for a step that reads shared tables until its graph is done; 0.5.17 has none."""
+    try:
+        from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
+    except ImportError:
+        return None
+    return SharedReadEnds.POST_REPLAY
+
+
+def captures_prompts(arguments: Any) -> bool:
+    """Whether prefill steps are captured whole, layers of attention included."""
+    config = getattr(arguments, "cuda_graph_config", None)
+    return getattr(getattr(config, "prefill", None), "backend", None) == "full"
+
+
 def verify_mask(buffer: Any, max_bs: int) -> Any | None:
     """SGLang's holder of a tree mask that has columns for drafts only; None where SGLang has no such class."""
     try:
-        from sglang.srt.layers.attention.verify_mask import VerifyMask
-        from sglang.srt.speculative.eagle_utils import TreeMaskMode
+        from sglang.srt.layers.attention.verify_mask import TreeMaskMode, VerifyMask
     except ImportError:
         return None
     return VerifyMask(buffer=buffer, mode=TreeMaskMode.QLEN_ONLY, max_bs=max_bs)

@@ -46,21 +46,37 @@ class AttnloomMultiStepDraftBackend:
                     )
                 served.engine(Seen.TREE, sinks=False)
 
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Nothing: what a graph reads is made when its shape is captured."""
+
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Begin all steps of one round of drafting.
 
         Args:
             forward_batch: with requests, not branches: lengths ``[requests]``, without drafts.
         """
+        self.init_forward_metadata_out_graph(forward_batch)
+        self.init_forward_metadata_in_graph(forward_batch)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """As of a backend: what may not be read while a graph runs, for all steps of the round."""
         for done, backend in enumerate(self.attn_backends):
             if forward_batch.batch_size == 0:
                 backend.step = None
-                continue
-            backend.begin(self._step(backend, forward_batch, done), forward_batch)
+            elif (mapping := backend.mapping()) is not None:
+                backend.translate(self._step(backend, forward_batch, done), mapping, forward_batch)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """As of a backend: all steps of the round, which may be recorded."""
+        if forward_batch.batch_size == 0:
+            return
+        for done, backend in enumerate(self.attn_backends):
+            step = self._step(backend, forward_batch, done)
+            if self.topk > 1:
+                lengths = forward_batch.seq_lens[: forward_batch.batch_size]
+                step.tree = branch_masks(lengths, self.topk, self.speculative_num_steps, done)
+            backend.begin(step)
 
     def _step(self, backend: AttnloomAttnBackend, forward_batch: Any, done: int) -> Step:
         drafted = self.speculative_num_steps * (self.topk - 1) + done + 1
-        step = backend.steps.branches(forward_batch, self.topk, drafted)
-        if self.topk > 1:
-            step.tree = branch_masks(forward_batch.seq_lens, self.topk, self.speculative_num_steps, done)
-        return step
+        return backend.steps.branches(forward_batch, self.topk, drafted)

@@ -35,6 +35,7 @@ class ServedLayer:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        kv_dtype: torch.dtype | None = None,
         tables: tuple[Table, ...] = (),
         batch_invariant: bool = False,
     ) -> None:
@@ -43,8 +44,9 @@ class ServedLayer:
         Args:
             name: of the layer in its model, for errors.
             layer: the RadixAttention.
-            dtype: of queries and the cache.
+            dtype: of queries and the output.
             device: where.
+            kv_dtype: of the cache; None: dtype.
             tables: custom variants that act on it.
             batch_invariant: a request's result has the same bits in every batch.
 
@@ -56,6 +58,7 @@ class ServedLayer:
             raise NotImplementedError(f"attnloom cannot serve attention layer {name}: {'; '.join(reasons)}")
         self.name = name
         self.dtype, self.device, self.tables = dtype, device, tables
+        self.kv_dtype = kv_dtype or dtype
         self.batch_invariant = batch_invariant
         self.heads: tuple[int, int, int] = (layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim)
         self.scale = float(layer.scaling)
@@ -67,6 +70,7 @@ class ServedLayer:
         self.bidirectional = layer.attn_type == AttentionType.DECODER_BIDIRECTIONAL
         self.encoder_only = layer.attn_type == AttentionType.ENCODER_ONLY
         self.engines: dict[tuple[Seen, bool], Attention] = {}
+        self._plan_ids: dict[int, Hashable] = {}
 
     def seen(self, *, extend: bool) -> Seen:
         """Which keys the queries of a step without drafts see."""
@@ -87,6 +91,7 @@ class ServedLayer:
                 num_kv_heads,
                 head_dim,
                 dtype=self.dtype,
+                kv_dtype=self.kv_dtype,
                 variant=self._variant(seen, sinks),
                 device=self.device,
                 batch_invariant=self.batch_invariant,
@@ -100,8 +105,15 @@ class ServedLayer:
         return own | tree
 
     def plan_id(self, engine: Attention) -> Hashable:
-        """Layers with the same one share a plan."""
-        return plan_id(engine, (self.logit_cap, self.temperature_len))
+        """Layers with the same one share a plan. One of this layer's engines is asked for."""
+        found = self._plan_ids.get(id(engine))
+        if found is None:
+            found = self._plan_ids[id(engine)] = plan_id(engine, (self.logit_cap, self.temperature_len))
+        return found
+
+    def cache_scales(self, layer: Any) -> tuple[float | None, float | None]:
+        """What keys and values of an eight-bit cache were divided by; weights that are loaded bring them along."""
+        return (None, None) if self.kv_dtype == self.dtype else (layer.k_scale_float, layer.v_scale_float)
 
     def _variant(self, seen: Seen, sinks: bool) -> Variant:
         visibility: Variant

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from attnloom.backends.sglang import compat
+from attnloom.core.tiles import CPU, Family, family_for
 
 
 def refusals(runner: Any) -> list[str]:
@@ -16,14 +17,20 @@ def refusals(runner: Any) -> list[str]:
         runner: SGLang's ModelRunner, with model and memory pools.
     """
     arguments, pool = runner.server_args, runner.token_to_kv_pool
-    device = torch.device(runner.device).type
+    device = torch.device(runner.device)
+    kernels, unserved = _family(device)
+    on_gpu = device.type != "cpu"
+    kept = (runner.dtype, *kernels.kv_dtypes)
     checks = (
-        (device != "cpu", f"device {device} is not supported yet: this version of attnloom has kernels for CPUs only"),
-        (runner.dtype not in DTYPES, f"dtype {runner.dtype} is not supported, only {', '.join(map(str, DTYPES))}"),
+        (bool(unserved), unserved),
         (
-            runner.kv_cache_dtype != runner.dtype,
-            f"--kv-cache-dtype {runner.kv_cache_dtype} is not supported yet: keys and values are kept in the model's "
-            f"own dtype, {runner.dtype}",
+            runner.dtype not in kernels.dtypes,
+            f"dtype {runner.dtype} is not supported on {device.type}, only {', '.join(map(str, kernels.dtypes))}",
+        ),
+        (
+            runner.kv_cache_dtype not in kept,
+            f"--kv-cache-dtype {runner.kv_cache_dtype} is not supported on {device.type}: keys and values are kept as "
+            f"{' or '.join(map(str, kept))}",
         ),
         (_is_mla(runner), "multi-head latent attention (MLA) is not supported yet"),
         (_get(pool, "use_hnd", "kv_cache_layout") in (True, "vectorized_5d"), _LAYOUT),
@@ -31,6 +38,19 @@ def refusals(runner: Any) -> list[str]:
         (
             getattr(getattr(runner, "token_to_kv_pool_allocator", None), "translate_kv_loc", None) is not None,
             "the unified memory pool is not supported yet",
+        ),
+        (
+            bool(arguments.enable_deterministic_inference) and on_gpu,
+            "--enable-deterministic-inference is supported on a CPU only",
+        ),
+        (
+            compat.captures_prompts(arguments),
+            "full CUDA graphs of prefill are not supported yet: expected --cuda-graph-backend-prefill breakable, "
+            "tc_piecewise or disabled",
+        ),
+        (
+            on_gpu and bool(getattr(arguments, "enable_two_batch_overlap", False)),
+            "--enable-two-batch-overlap is not supported on a GPU yet",
         ),
         (
             bool(arguments.enable_deterministic_inference) and drafts_trees(arguments),
@@ -51,7 +71,20 @@ def drafts_trees(arguments: Any) -> bool:
     return bool(arguments.speculative_algorithm) and (arguments.speculative_eagle_topk or 0) != 1
 
 
-_LAYOUT = "KV caches are supported in the layout [tokens, heads, head size] only: unset SGLANG_USE_HND_KVCACHE"
+_LAYOUT = (
+    "KV caches are supported in the layout [tokens, heads, head size] only, where slots lie evenly spaced: unset "
+    "SGLANG_USE_HND_KVCACHE"
+)
+
+
+def _family(device: torch.device) -> tuple[Family, str]:
+    """The kernels that serve a device; otherwise those of a CPU, and why there are none."""
+    if device.type == "cuda" and torch.version.hip is not None:
+        return CPU, "GPUs of AMD are not supported"
+    try:
+        return family_for(device), ""
+    except ValueError as error:
+        return CPU, f"the device is not supported: {error}"
 
 
 def bidirectional_refusal(runner: Any) -> str | None:

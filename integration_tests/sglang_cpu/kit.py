@@ -1,8 +1,11 @@
-"""SGLang's own conformance kit for attention backends, `sglang.test.kits.attention_unittest`, for attnloom on a CPU.
+"""SGLang's own conformance kit for attention backends, `sglang.test.kits.attention_unittest`, for attnloom.
 
 Writes a JSON list with one entry for each case: `python -m integration_tests.sglang_cpu.kit TASK.json RESULT.json`;
-the task is `[]`. The kit has references of its own and makes the backend by its name from SGLang's registry. Its heads
-are of 64 here: its default of 16 is smaller than any that attnloom has kernels for.
+the task is `[]` for a CPU, `["cuda"]` for a GPU. The kit has references of its own and makes the backend by its name
+from SGLang's registry. Its heads are of 64 here: its default of 16 is smaller than any that attnloom has kernels for.
+
+Most of its cases of CUDA graphs capture nothing: they make the metadata of a capture and of a padded replay, and run
+the layer after either, which a CPU can do as well. Those that run SGLang's own graph runners need a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 NAME = "attnloom"
 DENSE = "sglang.test.kits.attention_unittest.attention_methods.dense_attention"
@@ -30,24 +34,33 @@ VERIFIED = (
     *((kind, topk) for kind in ("eagle", "frozen_kv_mtp", "ngram") for topk in (1, 2)),
     ("dflash", 1),
 )
-GRAPHS = "needs CUDA graphs"
+DRAFTED = tuple((topk, page_size) for topk, page_size in ((1, 1), (2, 1), (1, 16)))
+"""Branches of a draft model and pages, for SGLang's own graph runners of drafting."""
 
-Case = tuple[str, Callable[..., Any] | None, int]
+Case = tuple[str, Callable[..., Any], int]
 
 _block_sizes: set[int] = set()
 
 
-def enumerate_cases() -> Iterator[Case]:
-    """Every case by name, and the block size of its layouts; None instead of a function for what needs CUDA graphs."""
+def enumerate_cases(device: str) -> Iterator[Case]:
+    """Every case by name, and the block size of its layouts; on a GPU also those that capture graphs."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.test.kits.attention_unittest.attention_methods import dense_attention as dense
+    from sglang.test.kits.attention_unittest.runner_modes import cuda_graph_decode_runner as graphs
+    from sglang.test.kits.attention_unittest.runner_modes import speculative_draft_extend_runner as draft_extend
+    from sglang.test.kits.attention_unittest.runner_modes import speculative_draft_runner as draft
     from sglang.test.kits.attention_unittest.runner_modes import speculative_target_verify_runner as verify
+    from sglang.test.kits.attention_unittest.runner_modes import split_op_runner as split
 
     # Windows in decode are those of extend: a query sees as many keys whether it is alone or not.
     dense._SWA_DECODE_EXTEND_WINDOW = frozenset({*dense._SWA_DECODE_EXTEND_WINDOW, NAME})
-    arguments: dict[str, Any] = {"device": "cpu", "head_dim": 64}
+    arguments: dict[str, Any] = {"device": device, "head_dim": 64}
     run_dense = partial(dense.run_dense_attention_case, **arguments)
     run_verify = partial(verify.run_dense_spec_verify_case, **arguments)
+    run_graph = partial(graphs.run_dense_cuda_graph_decode_case, **arguments)
+    run_verify_graph = partial(_in_order, verify, partial(verify.run_dense_spec_verify_cuda_graph_case, **arguments))
+    run_extend_graph = partial(draft_extend.run_dense_draft_extend_v2_cuda_graph_case, **arguments)
+    run_split = partial(split.run_dense_split_op_extend_case, **arguments)
 
     cases = dense.make_dense_cases(NAME)
     for case in cases:
@@ -67,6 +80,8 @@ def enumerate_cases() -> Iterator[Case]:
         for case in (case for case in (*cases, *windowed) if case.forward_mode.is_extend()):
             function = partial(run_dense, case=replace(case, forward_mode=mode))
             yield f"{mode.name} {case.name}", paged(function), case.page_size
+    for case in (case for case in (*cases, *windowed) if case.forward_mode.is_decode()):
+        yield f"graph {case.name}", paged(partial(run_graph, case=case)), case.page_size
     for kind, topk in VERIFIED:
         for page_size, kv_heads, window in ((1, 4, None), (16, 4, None), (16, 2, None), (16, 4, 4), (32, 1, None)):
             name = f"{kind}_topk{topk}_page{page_size}_kv{kv_heads}_window{window}"
@@ -82,9 +97,52 @@ def enumerate_cases() -> Iterator[Case]:
                 sliding_window_size=window,
             )
             chain = topk == 1 and kind != "ngram"  # which says nothing of its shape
-            function = paged(partial(run_verify, case=case, topk=topk, spec_kind=kind))
-            yield f"TARGET_VERIFY {name}", function, page_size if chain else 1
-    yield "CUDA graph decode", None, 1
+            for graph, function in (("", run_verify), ("graph ", run_verify_graph)):
+                function = paged(partial(function, case=case, topk=topk, spec_kind=kind))
+                yield f"{graph}TARGET_VERIFY {name}", function, page_size if chain else 1
+
+    def drafting(mode: ForwardMode, name: str, page_size: int, lens: tuple[int, ...]) -> Any:
+        return dense.DenseAttentionCase(
+            name=name,
+            backend=NAME,
+            forward_mode=mode,
+            num_heads=4,
+            num_kv_heads=2,
+            page_size=page_size,
+            prefix_lens=(4, 16, 31),
+            extend_lens=lens,
+        )
+
+    for pad_style in ("small_real", "prod_fill"):
+        for page_size in (1, 16):
+            name = f"DRAFT_EXTEND_V2 page{page_size}_{pad_style}"
+            case = drafting(ForwardMode.DRAFT_EXTEND_V2, name, page_size, (3, 3, 3))
+            function = paged(partial(run_extend_graph, case=case, pad_style=pad_style))
+            yield f"graph {name}", function, page_size
+    if device == "cpu":
+        return
+    for case in (case for case in (*cases, *windowed) if case.forward_mode.is_extend()):
+        for breakable in (False, True):
+            for padding in (0, 5):
+                tokens = case.num_input_tokens + padding
+                name = f"split {case.name} breakable_{breakable} padding_{padding}"
+                function = paged(partial(run_split, case=case, breakable=breakable, static_num_tokens=tokens))
+                yield name, function, case.page_size
+    for topk, page_size in DRAFTED:
+        name = f"topk{topk}_page{page_size}"
+        case = drafting(ForwardMode.DECODE, name, page_size, ())
+        run_draft = partial(draft.run_dense_eagle_draft_cuda_graph_runner_case, **arguments)
+        yield f"captured draft {name}", paged(partial(run_draft, case=case, topk=topk)), page_size
+        case = drafting(ForwardMode.DRAFT_EXTEND_V2, name, page_size, (3, 3, 3))
+        run_extend = partial(draft_extend.run_dense_eagle_draft_extend_v2_cuda_graph_runner_case, **arguments)
+        yield f"captured DRAFT_EXTEND_V2 {name}", paged(partial(run_extend, case=case, topk=topk)), page_size
+
+
+def _in_order(module: Any, function: Callable[..., Any], testcase: unittest.TestCase, **named: Any) -> None:
+    """A case of which the kit writes prefixes where tokens lie in order, whatever its table says."""
+    made = module.build_dense_attention_fixture
+    with patch.object(module, made.__name__, partial(made, loc_layout="contiguous")):
+        function(testcase, **named)
 
 
 @contextmanager
@@ -125,8 +183,8 @@ def note_block_sizes() -> None:
 
     begin = AttnloomAttnBackend.begin
 
-    def noting(self: Any, step: Any, forward_batch: Any) -> None:
-        begin(self, step, forward_batch)
+    def noting(self: Any, step: Any) -> None:
+        begin(self, step)
         _block_sizes.update(layout.block_size for layout in step.layouts.values())
 
     AttnloomAttnBackend.begin = noting
@@ -136,17 +194,19 @@ def without_host_lengths() -> None:
     """From now on steps begin with what SGLang gives a backend that needs no lengths on the host: none."""
     from attnloom.backends.sglang.backend import AttnloomAttnBackend
 
-    begin = AttnloomAttnBackend.init_forward_metadata_out_graph
+    def without(begin: Callable[..., None]) -> Callable[..., None]:
+        def bare(self: Any, forward_batch: Any, *more: Any, **named: Any) -> None:
+            for name in ("seq_lens_cpu", "seq_lens_sum", "extend_seq_lens_cpu", "extend_prefix_lens_cpu"):
+                setattr(forward_batch, name, None)
+            begin(self, forward_batch, *more, **named)
 
-    def bare(self: Any, forward_batch: Any, in_capture: bool = False) -> None:
-        for name in ("seq_lens_cpu", "seq_lens_sum", "extend_seq_lens_cpu", "extend_prefix_lens_cpu"):
-            setattr(forward_batch, name, None)
-        begin(self, forward_batch, in_capture)
+        return bare
 
-    AttnloomAttnBackend.init_forward_metadata_out_graph = bare
+    for name in ("init_forward_metadata_out_graph", "init_forward_metadata_in_graph"):
+        setattr(AttnloomAttnBackend, name, without(getattr(AttnloomAttnBackend, name)))
 
 
-def run(name: str, function: Callable[..., Any] | None, host_lengths: bool) -> dict[str, Any]:
+def run(name: str, function: Callable[..., Any], host_lengths: bool) -> dict[str, Any]:
     """One case: how it ended, how often attnloom's kernel ran, with which blocks, and its processor time."""
     from attnloom.core.launch import run_count
 
@@ -154,8 +214,6 @@ def run(name: str, function: Callable[..., Any] | None, host_lengths: bool) -> d
     before = run_count()
     start = time.process_time()
     try:
-        if function is None:
-            raise unittest.SkipTest(GRAPHS)
         function(unittest.TestCase())
         outcome = "passed"
     except unittest.SkipTest as skip:
@@ -179,7 +237,8 @@ def main() -> None:
 
     load_plugins()
     note_block_sizes()
-    cases = list(enumerate_cases())
+    (device,) = json.loads(Path(sys.argv[1]).read_text()) or ["cpu"]
+    cases = list(enumerate_cases(device))
     results = []
     for host_lengths in (True, False):
         if not host_lengths:

@@ -8,13 +8,9 @@ the kit's: real pools and batches around one layer.
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +19,8 @@ import torch
 from torch import Tensor
 
 from attnloom.backends.sglang.step import Pool
-from integration_tests.sglang_cpu.kit import paged_pools, run
+from integration_tests.sglang_cpu.checks import run_checks
+from integration_tests.sglang_cpu.kit import paged_pools
 from tests.oracle import Answer, Array, At, Band, DenseRequest, Hooks, attention
 from tests.tolerance import assert_out
 
@@ -301,6 +298,37 @@ def check_bits_of_a_request_in_any_batch(case: object) -> None:
         begin += count
 
 
+def check_scales_of_an_eight_bit_cache(case: object) -> None:
+    """SGLang's pool divides by them, the engine multiplies: what it is given makes the keys that were written again.
+
+    The CPU's engine has no such cache, so what it is called with is looked at.
+    """
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    made = fixture()
+    made.runner.kv_cache_dtype = torch.float8_e4m3fn
+    made.backend.token_to_kv_pool = pool = MHATokenToKVPool(
+        made.runner.token_to_kv_pool.size, 1, torch.float8_e4m3fn, KV_HEADS, DIM, 1, "cpu", False
+    )
+    layer, given = made.layer(), {}
+    layer.k_scale, layer.v_scale = torch.tensor(0.5), torch.tensor(4.0)
+    layer.k_scale_float, layer.v_scale_float = 0.5, 4.0
+    served = made.backend._served(layer)
+    assert served.kv_dtype == torch.float8_e4m3fn
+    served.kv_dtype = torch.float32
+    engine = served.engine(served.seen(extend=True), sinks=False)
+    served.kv_dtype = torch.float8_e4m3fn
+    engine.run = lambda plan, q, keys, values, **named: given.update(keys=keys, values=values, **named)
+    k, v = made.k.clone(), made.v.clone()
+    made.run(layer)
+    slots = made.batch.out_cache_loc
+    for written, cache, scale in ((k, given["keys"], given["k_scale"]), (v, given["values"], given["v_scale"])):
+        assert cache.shape == (pool.size + 1, 1, KV_HEADS, DIM)
+        torch.testing.assert_close(cache[slots, 0].float() * scale, written, rtol=2**-4, atol=2**-9 * scale)
+    again = fixture()
+    again.run(again.layer())
+
+
 def check_an_idle_step(case: object) -> None:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -312,77 +340,5 @@ def check_an_idle_step(case: object) -> None:
     made.run(made.layer())
 
 
-def check_what_is_refused(case: object) -> None:
-    """In words that name what was asked for, before anything is computed."""
-    from sglang.srt.configs.model_config import AttentionArch
-    from sglang.srt.layers.radix_attention import AttentionType
-
-    for words, fields in {
-        'logit_capping_method="other"': {"logit_cap": 2.0, "logit_capping_method": "other"},
-        "values of another size": {"v_head_dim": 32},
-        "use_irope": {"use_irope": True},
-        'pos_encoding_mode="ALIBI"': {"pos_encoding_mode": "ALIBI"},
-    }.items():
-        made = fixture()
-        refused(words, lambda made=made, fields=fields: made.run(made.layer(**fields), write=False))
-    made = fixture()
-    refused("score_mod", lambda: made.run(made.layer(), score_mod=print))
-    bidirectional = AttentionType.DECODER_BIDIRECTIONAL
-    chunked = fixture(chunked_prefill_size=64)
-    refused("--chunked-prefill-size -1", lambda: chunked.run(chunked.layer(attn_type=bidirectional)))
-    drafting = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 2}
-    refused("--speculative-eagle-topk 1", lambda: fixture(enable_deterministic_inference=True, **drafting))
-    for words, place, name, value in (
-        ("--kv-cache-dtype", "runner", "kv_cache_dtype", torch.float8_e4m3fn),
-        ("SGLANG_USE_HND_KVCACHE", "runner.token_to_kv_pool", "use_hnd", True),
-        ("(MLA)", "runner.model_config", "attention_arch", AttentionArch.MLA),
-        ("unified memory pool", "runner", "token_to_kv_pool_allocator", SimpleNamespace(translate_kv_loc=print)),
-    ):
-        made = fixture()
-        setattr(attrgetter(place)(made), name, value)
-        refused(words, lambda made=made: type(made.backend)(made.runner))
-    refused("decode context parallelism", lambda: fixture(dcp_size=2))
-    refused("--dllm-algorithm", lambda: fixture(dllm_algorithm="any"))
-    made = fixture()
-    made.run(made.layer())
-
-
-def check_a_sglang_whose_names_moved(case: object) -> None:
-    """Choosing attnloom there stops with the name; SGLang would only log what a plugin raises."""
-    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
-
-    from attnloom.backends.sglang import compat, plugin
-
-    made, needed = fixture(), compat._NEEDED
-    try:
-        compat._NEEDED = (*needed, ("sglang.srt.layers.radix_attention", "RadixAttention.gone", "it was there"))
-        plugin.register()
-        refused("RadixAttention.gone is missing", lambda: ATTENTION_BACKENDS["attnloom"](made.runner))
-    finally:
-        compat._NEEDED = needed
-        plugin.register()
-    made.backend = ATTENTION_BACKENDS["attnloom"](made.runner)
-    close(made.run(made.layer()), made.expected())
-
-
-def refused(words: str, function: Any) -> None:
-    try:
-        function()
-    except (NotImplementedError, RuntimeError) as error:
-        assert words in str(error), f"{words!r} is not in {error}"
-    else:
-        raise AssertionError(f"nothing was refused with {words!r}")
-
-
-def main() -> None:
-    """Run every case."""
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
-    checks = [(name, function) for name, function in globals().items() if name.startswith("check_")]
-    results = [run(name, function, True) for name, function in checks]
-    Path(sys.argv[2]).write_text(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(globals())
