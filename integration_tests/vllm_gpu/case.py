@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from integration_tests.models import tiny
-from integration_tests.vllm_gpu.compare import summary
+from integration_tests.vllm_gpu.summary import summary
 
 FOLDER = Path(os.environ.get("ATTNLOOM_TEST_MODELS", "/tmp/attnloom-models"))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-from integration_tests.models import tiny
+from integration_tests.models.prompts import random_prompts
 
 OWN = ("FLASH_ATTN", "TRITON_ATTN")
 
@@ -24,18 +23,12 @@ ALL_GRAPHS: dict[str, Any] = {
 """Steps of prefill and decode in graphs too."""
 
 
-def prompts(*lengths: int) -> list[list[int]]:
-    """Of the given lengths over the vocabulary of the tiny models, the same every time."""
-    draw = random.Random(2024)
-    return [[0, *(draw.randrange(3, tiny.VOCABULARY) for _ in range(length - 1))] for length in lengths]
-
-
 def case(name: str, model: str, backends: tuple[str, ...] = OWN, **engine: Any) -> dict[str, Any]:
     """Prompts that end inside, at and after a page, a window, a tile and a chunk."""
     return {
         "name": name,
         "model": model,
-        "prompts": prompts(1, 7, 16, 64, 65, 150, 300, 700),
+        "prompts": random_prompts(1, 7, 16, 64, 65, 150, 300, 700),
         "max_tokens": 24,
         "engine": engine,
         "backends": ("CUSTOM", *backends),

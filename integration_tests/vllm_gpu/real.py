@@ -12,7 +12,7 @@ from typing import Any
 from integration_tests.models import smollm2
 from integration_tests.vllm_gpu.case import FOLDER, run_backend
 from integration_tests.vllm_gpu.cases import DECODE_GRAPHS
-from integration_tests.vllm_gpu.compare import summary
+from integration_tests.vllm_gpu.summary import summary
 
 QUESTIONS = (
     "What is the capital of France?",

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from integration_tests.compare import agreement
 from integration_tests.models import smollm2
 from integration_tests.running import ROOT, run_program
 from integration_tests.vllm_gpu import real
 from integration_tests.vllm_gpu.cases import CASES
-from integration_tests.vllm_gpu.compare import agreement
 
 pytest.importorskip("vllm")
 if not torch.cuda.is_available():

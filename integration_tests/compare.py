@@ -25,7 +25,7 @@ class Agreement:
 
 
 def agreement(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Agreement:
-    """Answers as case.py gives them."""
+    """Answers as vllm_gpu/case.py and sglang_gpu/engine.py give them."""
     steps, apart, parted, gap = 0, 0.0, 0, 0.0
     for mine, other in zip(ours, theirs, strict=True):
         for step, (token, wanted) in enumerate(zip(mine["tokens"], other["tokens"], strict=True)):
@@ -44,25 +44,3 @@ def agreement(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Agree
                 gap = max(gap, abs(pair[0] - pair[1]))
             break
     return Agreement(steps, apart, parted, gap)
-
-
-def summary(result: dict[str, Any]) -> str:
-    """A line for each backend of a case, against CUSTOM."""
-    ours = result.get("CUSTOM", {})
-    lines = []
-    for backend, found in result.items():
-        if backend == "name":
-            continue
-        if "error" in found:
-            lines.append(f"{result['name']:16} {backend:12} FAILED: {found['error'].splitlines()[-1][:200]}")
-            continue
-        line = f"{result['name']:16} {backend:12} start {found['start_s']:.1f} s, {found['runner'].split('.')[-2]}"
-        if backend == "CUSTOM":
-            line += (
-                f", {found['impls']}, runs {found['runs_at_start']} -> {found['runs']} of {found['layers']} layers, "
-                f"plans kept {found['captured']}"
-            )
-        elif "answers" in ours:
-            line += f", {agreement(ours['answers'], found['answers'])}"
-        lines.append(line)
-    return "\n".join(lines)
