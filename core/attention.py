@@ -106,7 +106,7 @@ class Attention:
         self.head_dim_v = head_dim
         self.dtype = dtype
         self.kv_dtype = dtype if kv_dtype is None else kv_dtype
-        self.tiles = family.tiles_for(head_dim)
+        self.tiles = family.tiles_for(head_dim, target_of(self.device))
         self.batch_invariant = batch_invariant
         self._sizes = {
             "num_qo_heads": num_qo_heads,

@@ -42,6 +42,16 @@ def workers_of(device: torch.device, ctas_per_sm: int, num_kv_heads: int) -> int
     return whole if whole >= 0.98 * workers else workers
 
 
+# Shared memory of a CTA is 99 KB at most on compute capability 8.6, 8.9 and 12.x (CUDA C++ Programming Guide, compute
+# capabilities); 163 KB and more on the others from 8.0 on.
+_LITTLE_SHARED = ("86", "89", "120", "121")
+
+
+def has_little_shared(target: str) -> bool:
+    """Whether kernels for an architecture, as :func:`target_of` names it, must do with 99 KB of shared memory."""
+    return target.rstrip("af") in _LITTLE_SHARED
+
+
 def target_of(device: torch.device) -> str:
     """The architecture for which nvcc compiles: ``90a`` on Hopper, else the capability's digits; empty on a CPU."""
     if device.type != "cuda":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from attnloom.core.abi import AttentionParams, BlockMaskParams, FinishParams, checked
+from attnloom.core.devices import has_little_shared
 from attnloom.core.hook_text import code_of, function_body, keys_by_column
 from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
@@ -74,6 +75,7 @@ def attention_spec(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         batch_invariant=batch_invariant,
+        little_shared=has_little_shared(target),
         variant={
             "name": variant.kernel_name,
             "params": params,

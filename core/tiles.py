@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnloom.core.devices import capability, indexed
+from attnloom.core.devices import capability, has_little_shared, indexed
 from attnloom.core.settings import settings
 
 CHUNK_TOKENS = 2048
@@ -59,7 +59,7 @@ class Family:
         name: as ``ATTNLOOM_FAMILY`` names it.
         dtypes: of q and the output, and of the caches.
         tiles: its tile shape.
-        wide: its tile shape where head_dim is above 128; None: the same.
+        wide: its tile shape where head_dim is above 128, or shared memory is little; None: the same.
         kv_dtypes: further dtypes of the caches.
     """
 
@@ -69,9 +69,10 @@ class Family:
     wide: Tiles | None = None
     kv_dtypes: tuple[torch.dtype, ...] = ()
 
-    def tiles_for(self, head_dim: int) -> Tiles:
-        """The tile shape for a head size."""
-        return self.tiles if self.wide is None or head_dim <= 128 else self.wide
+    def tiles_for(self, head_dim: int, target: str = "") -> Tiles:
+        """The tile shape for a head size, on an architecture as devices.target_of names it."""
+        wide = head_dim > 128 or has_little_shared(target)
+        return self.wide if wide and self.wide is not None else self.tiles
 
 
 # On a CPU the query tile only bounds the rows: a worker computes those that there are. Costs are nanoseconds of one

@@ -57,7 +57,8 @@ class Step:
         """The plan of the layers with this key, made when it is first asked for."""
         plan = self.plans.get((pool, key))
         if plan is None:
-            plan = engine.plan(self.qo_indptr, self.layouts[pool], total_q=self.total_q, params=params)
+            most = None if self.total_q is None else self.most or None
+            plan = engine.plan(self.qo_indptr, self.layouts[pool], total_q=self.total_q, max_q=most, params=params)
             self.plans[pool, key] = plan
         return plan
 

@@ -135,7 +135,8 @@ struct Loader {
     if (cta.lane() < S::kSlice) {
       copy_word(shared_address(cta.page_ids(place)) + cta.lane() * 4, work.blocks + cta.p.layout.entry_of(token.entry));
       if (work.positions != nullptr) {
-        copy_word(shared_address(cta.page_positions(place)) + cta.lane() * 4, work.positions + cta.p.layout.entry_of(token.entry));
+        copy_word(shared_address(cta.page_positions(place)) + cta.lane() * 4,
+                  work.positions + cta.p.layout.entry_of(token.entry));
       }
     }
     asked.tiles.next(cta, work);

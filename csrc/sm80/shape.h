@@ -24,7 +24,8 @@ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // kTall: whether the kernel has tall query tiles besides short ones. Without, registers and shared memory leave room
 // for more CTAs, and decode is as fast as loads are in flight.
-template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, typename Variant_, typename HookParams_, bool kTall_>
+template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, typename Variant_, typename HookParams_, bool kTall_,
+          bool kLittleShared>
 struct Shape {
   using Scalar = Scalar_;  // of q and the output, and of what the tensor cores multiply
   using Kv = Kv_;          // of the caches
@@ -42,7 +43,8 @@ struct Shape {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kSlice = 16;
   static constexpr int kTileKv = kWarps * kSlice;
-  static constexpr bool kWide = kDim > 128 || kDimV > 128;
+  // One CTA to a multiprocessor, and tall tiles of 64 rows.
+  static constexpr bool kWide = kDim > 128 || kDimV > 128 || kLittleShared;
   static constexpr bool kTall = kTall_;
 
   // Rows of the query tiles. Two fragments of 16 rows a warp use what is read of a KV tile twice; wide heads leave
@@ -59,7 +61,7 @@ struct Shape {
   static constexpr int kPitchOut = round_up(kDimV, 64);             // floats
   static constexpr int kSliceBytes = kSlice * (kPitchK + kPitchV);  // keys, then values
   static constexpr int kStageBytes = kWarps * kSliceBytes;
-  static constexpr int kShortStages = 3;
+  static constexpr int kShortStages = kLittleShared ? 2 : 3;
   static constexpr int kTallStages = 2;
   // At the end of a piece each warp has its slice of a stage for rows of the output, as float32: as many as fit.
   static constexpr int kOutputRows = 16 * kPitchOut * 4 <= kSliceBytes ? 16 : 8;

@@ -15,13 +15,19 @@
 namespace attnloom {
 namespace sm80 {
 
+#if __CUDA_ARCH__ >= 1000
+constexpr int kMostSlices = 2;  // more spill there (CUDA 13.0)
+#else
+constexpr int kMostSlices = 4;
+#endif
+
 template <typename S>
 struct Tall {
   static constexpr bool kTall = true;
   static constexpr int kStages = S::kTallStages;
   static constexpr int kFragments = S::kFragments;
   // Slices of the KV tile at once: scores take registers, and hooks on them more.
-  static constexpr int kSlices = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : 4;
+  static constexpr int kSlices = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : kMostSlices;
   static constexpr int kPart = kSlices * S::kSlice;
 
   const Cta<S>& cta;
@@ -79,8 +85,7 @@ struct Tall {
           shared_address(cta.slice(stage, part * kSlices)), lane,
           [&](int step, int m, uint32_t (&fragment)[4]) { Queries<S>::fragment(queries, m, step, lane, fragment); },
           score);
-#pragma unroll
-      for (int m = 0; m < kFragments; ++m) rows[m].total[0] = rows[m].total[1] = 0.0f;
+      take_totals();
       Softmax<S, kFragments, 2 * kSlices>::weigh(cta, work, first_row(), columns, free, tiles.is_full(cta), score,
                                                  rows);
       keep_totals();
@@ -102,9 +107,7 @@ struct Tall {
     __syncthreads();  // every warp is done with the stage and the queries
     if (known) ask(next);
     asked = known;
-#pragma unroll
-    for (int m = 0; m < kFragments; ++m) rows[m].total[0] = rows[m].total[1] = 0.0f;
-    keep_totals();
+    take_totals();
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) {
       const OutputTile<S> tile{cta, work, first_row() + m * 16, nullptr};
@@ -139,16 +142,17 @@ struct Tall {
   __device__ float2* totals() const {
     return reinterpret_cast<float2*>(shared_memory + S::kTotalsAt) + thread_anew() * kFragments;
   }
-  // Adds what `rows` have to the sums, and shows it there.
-  __device__ __forceinline__ void keep_totals() {
+  __device__ __forceinline__ void take_totals() {
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) {
-      float2& kept = totals()[m];
-      kept.x += rows[m].total[0];
-      kept.y += rows[m].total[1];
+      const float2 kept = totals()[m];
       rows[m].total[0] = kept.x;
       rows[m].total[1] = kept.y;
     }
+  }
+  __device__ __forceinline__ void keep_totals() const {
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) totals()[m] = make_float2(rows[m].total[0], rows[m].total[1]);
   }
 
   // Rows of fragment m by way of shared memory: a state, or what output_transform is to see whole.

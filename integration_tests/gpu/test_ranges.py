@@ -67,7 +67,9 @@ def test_plans_equal_the_hosts(variant: Variant) -> None:
         problem = Problem(qo_lens, kv_lens, longest=3000)
         host = cases(variant, problem)
         params: dict[str, Value] = {name: value.cuda() for name, value in host.items()}
-        by_device = engine.plan(problem.indptr, problem.layout, total_q=problem.total_q, params=params)
+        by_device = engine.plan(
+            problem.indptr, problem.layout, total_q=problem.total_q, max_q=max(qo_lens), params=params
+        )
         by_copy = engine.plan(
             problem.indptr.cpu(), problem.layout, kv_lens=torch.tensor(kv_lens, dtype=torch.int32), params=params
         )

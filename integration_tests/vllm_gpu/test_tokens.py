@@ -72,11 +72,28 @@ def bounds(results: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
+def run_cases(cases: list[dict[str, Any]], runner: str, folder: Path) -> list[dict[str, Any]]:
+    """Their results. Eager engines share a process, since to start takes longer than to answer.
+
+    A process captures the graphs of one engine: torch's allocator fails an assertion of its own when vLLM 0.26 makes a
+    second one in the pool that the graphs of the first have left (use_count > 0, on an H200).
+    """
+
+    def run(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return run_program("integration_tests.vllm_gpu.case", cases, folder, environment(runner), timeout=900)
+
+    results = run([case for case in cases if "enforce_eager" in case["engine"]])
+    for case in cases:
+        if "enforce_eager" not in case["engine"]:
+            parts = [run([{**case, "backends": [backend]}])[0] for backend in case["backends"]]
+            results.append({name: found for part in parts for name, found in part.items()})
+    return results
+
+
 @pytest.mark.parametrize("runner", ["1", "0"])
 def test_answers(runner: str, tmp_path: Path) -> None:
-    """Every case in one process, since to start takes longer than to answer."""
-    cases = list(CASES.values())
-    results = run_program("integration_tests.vllm_gpu.case", cases, tmp_path, environment(runner), timeout=900)
+    results = run_cases(list(CASES.values()), runner, tmp_path)
+    assert len(results) == len(CASES)
     limits = bounds(results)
     for result in results:
         assert "error" not in result["CUSTOM"], result["CUSTOM"].get("error")
@@ -92,7 +109,7 @@ def test_real_weights(tmp_path: Path) -> None:
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     case = real.case()
-    (result,) = run_program("integration_tests.vllm_gpu.case", [case], tmp_path, environment("1"), timeout=300)
+    (result,) = run_cases([case], "1", tmp_path)
     assert "error" not in result["CUSTOM"], result["CUSTOM"].get("error")
     check_who_ran(result["CUSTOM"], graphs=True)
     check_answers(result, BOUND)

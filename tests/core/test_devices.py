@@ -9,7 +9,7 @@ import torch
 
 from attnloom import Attention
 from attnloom.core import devices
-from attnloom.core.devices import indexed, target_of
+from attnloom.core.devices import has_little_shared, indexed, target_of, workers_of
 from attnloom.core.tiles import SM80, family_for
 
 CUDA = torch.device("cuda", 0)
@@ -89,3 +89,26 @@ def test_other_devices() -> None:
 def test_wide_heads_have_tiles_of_their_own() -> None:
     assert SM80.tiles_for(128) is SM80.tiles
     assert SM80.tiles_for(192).tile_q < SM80.tiles_for(128).tile_q
+
+
+def test_little_shared_memory_takes_the_tiles_of_wide_heads() -> None:
+    assert [
+        target for target in ("80", "86", "87", "89", "90a", "100", "120", "121a") if has_little_shared(target)
+    ] == [
+        "86",
+        "89",
+        "120",
+        "121a",
+    ]
+    assert SM80.tiles_for(64, "89") is SM80.wide and SM80.tiles_for(64, "90a") is SM80.tiles
+
+
+def test_workers_fill_whole_groups_of_heads_where_few_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    device = torch.device("cuda", 0)
+    assert [workers_of(device, ctas, heads) for ctas, heads in ((2, 8), (3, 8), (3, 5), (1, 100))] == [
+        264,
+        392,
+        395,
+        132,
+    ]

@@ -130,7 +130,10 @@ def compiled(spec: ModuleSpec) -> list[Resources]:
         attention = source.name == "attention.cu"
         if attention:
             # The dynamic shared memory is the launch's to say; the rendered source knows it as a constant.
-            text += "\nATTNLOOM_EXPORT const int32_t attnloom_shared_bytes = Shape::kSharedBytes;\n"
+            text += (
+                "\nATTNLOOM_EXPORT const int32_t attnloom_shared_bytes[2] = "
+                "{Shape<false>::kSharedBytes, Shape<true>::kSharedBytes};\n"
+            )
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / source.name).write_text(text)
             # The files of the device module call each other: names stay open, as nothing here is run.
@@ -144,10 +147,10 @@ def compiled(spec: ModuleSpec) -> list[Resources]:
             )
             if done.returncode != 0:
                 raise RuntimeError(done.stderr)
-            dynamic = 0
+            dynamic = (0, 0)
             if attention:
                 library = ctypes.CDLL(str(Path(folder) / "module.so"))
-                dynamic = ctypes.c_int32.in_dll(library, "attnloom_shared_bytes").value
+                dynamic = tuple((ctypes.c_int32 * 2).in_dll(library, "attnloom_shared_bytes"))
             ptx = "".join(path.read_text() for path in Path(folder).glob("*.ptx"))
             found += _parsed(done.stderr, ptx, spec.target, dynamic)
     return sorted(found, key=lambda each: each.kernel)
@@ -160,7 +163,8 @@ _INFO = re.compile(
 )
 
 
-def _parsed(log: str, ptx: str, target: str, dynamic: int) -> list[Resources]:
+def _parsed(log: str, ptx: str, target: str, dynamic: tuple[int, ...]) -> list[Resources]:
+    # dynamic: shared memory of the attention kernels without and with tall query tiles.
     # Functions that were not inlined have a frame and spills of their own, reported like a kernel's but without a
     # "Used" line: they are counted with the kernels of their file.
     elsewhere = sum(
@@ -173,7 +177,12 @@ def _parsed(log: str, ptx: str, target: str, dynamic: int) -> list[Resources]:
         static = re.search(r"(\d+) bytes smem", match["rest"])
         name = kernel_name(match["name"])
         is_attention = name.startswith("attention_kernel")
-        shared = (int(static[1]) if static else 0) + (dynamic if is_attention else 0)
+        shared = int(static[1]) if static else 0
+        if is_attention:
+            # The last two arguments of Shape: tall tiles, little shared memory.
+            tall = re.search(r"Lb([01])ELb[01]E", match["name"]).group(1) == "1"  # type: ignore[union-attr]
+            name += "" if tall else ", short tiles"
+            shared += dynamic[tall]
         bound = re.search(rf"\.entry {match['name']}\(.*?\)\s*\.maxntid (\d+)", ptx, re.DOTALL)
         threads = int(bound[1]) if bound else 1024
         registers = int(match["registers"])

@@ -40,10 +40,11 @@ def test_the_table_holds_what_is_compiled() -> None:
     }
 
 
-def test_nothing_in_the_table_spills() -> None:
+def test_nothing_in_the_table_spills_and_all_fits() -> None:
     targets = json.loads(TABLE.read_text())["targets"]
     rows = [row for names in targets.values() for kernels in names.values() for row in kernels]
     assert rows and not [row for row in rows if row["spills"]]
+    assert not [row for row in rows if not row["ctas_per_sm"]], "a kernel that fits on no multiprocessor"
 
 
 def test_how_many_ctas_fit() -> None:
