@@ -40,7 +40,8 @@ def parts_of(layout: BlockSparseLayout, count: int, rng: random.Random) -> list[
         begin = torch.tensor([row[part] for row in cuts], device=layout.device)
         end = torch.tensor([row[part + 1] for row in cuts], device=layout.device) * size
         kept = (torch.minimum(end, layout.lengths) - begin * size).to(torch.int32)
-        made.append(BlockSparseLayout(size, layout.starts + begin, kept, layout.indices))
+        starts = layout.starts + begin * layout.index_stride
+        made.append(BlockSparseLayout(size, starts, kept, layout.indices, index_stride=layout.index_stride))
     return made
 
 

@@ -254,6 +254,9 @@ def build(name: str, folder: Path) -> Path:
         model.save_pretrained(scratch)
         tokenizer().save_pretrained(scratch)
         os.replace(scratch, target)
+    except OSError:
+        if not target.is_dir():  # another process may have built it meanwhile
+            raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
