@@ -63,13 +63,13 @@ def check_aligned(name: str, value: Tensor, alignment: int = ALIGNMENT) -> None:
             )
 
 
-def check_cache_strides(name: str, cache: Tensor) -> None:
-    """Blocks, slots and heads of a cache on a GPU are less than 2 GiB apart; offsets may be longer."""
-    for dim in range(3):
-        length = cache.stride(dim) * cache.element_size()
-        if cache.shape[dim] > 1 and length > LARGEST_STRIDE:
+def check_strides(name: str, tensor: Tensor) -> None:
+    """Blocks, slots and heads of a cache, tokens and heads of q are less than 2 GiB apart on a GPU."""
+    for dim in range(tensor.ndim - 1):
+        length = tensor.stride(dim) * tensor.element_size()
+        if tensor.shape[dim] > 1 and length > LARGEST_STRIDE:
             raise ValueError(
-                f"{name}.stride()={cache.stride()}: expected strides of at most {LARGEST_STRIDE} bytes, "
+                f"{name}.stride()={tensor.stride()}: expected strides of at most {LARGEST_STRIDE} bytes, "
                 f"dimension {dim} has {length}"
             )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnloom.core.arena import floats, stream_arenas
-from attnloom.core.checks import ALIGNMENT, check_aligned, check_cache_strides
+from attnloom.core.checks import ALIGNMENT, check_aligned, check_strides
 from attnloom.core.errors import AttnloomError
 from attnloom.core.launch import count_run
 from attnloom.core.streams import capturing, current_device, current_stream
@@ -283,6 +283,7 @@ class DirectPath:
     ) -> Template:
         template = Template(q, out, fresh, given, scales, flags, numbers, flags[1], self._group)
         check_aligned("q", q)
+        check_strides("q", q)
         check_aligned("out", out, template.out_alignment)
         if len(self._templates) >= _MOST:
             self._templates.clear()
@@ -292,7 +293,7 @@ class DirectPath:
     def _keep(self, k_cache: Tensor, v_cache: Tensor, block_size: int) -> Caches:
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             check_aligned(name, cache)
-            check_cache_strides(name, cache)
+            check_strides(name, cache)
         if len(self._caches) >= _MOST:
             self._caches.clear()
         caches = self._caches[id(k_cache)] = Caches(k_cache, v_cache, block_size)

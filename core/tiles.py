@@ -41,14 +41,12 @@ class Tiles:
         tile_q: folded rows of the query tile for all others.
         tile_kv: tokens of a KV tile.
         costs: of an item on these tiles.
-        workers_per_sm: CTAs that share a multiprocessor; 0: workers are torch's threads.
     """
 
     tile_q_short: int
     tile_q: int
     tile_kv: int
     costs: Costs
-    workers_per_sm: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ _SM80_COSTS = Costs(item=640, kv_tile=256, row=4)
 SM80 = Family(
     "sm80",
     (torch.bfloat16, torch.float16),
-    Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=_SM80_COSTS, workers_per_sm=2),
-    wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=_SM80_COSTS, workers_per_sm=1),
+    Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=_SM80_COSTS),
+    wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=_SM80_COSTS),
     kv_dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
 )
 

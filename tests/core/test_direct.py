@@ -332,7 +332,7 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
         seen = (got.plan, got.layout.starts, got.layout.lengths, got.layout.indices, None, got.block_mask.kinds)
         assert seen == tuple(None if each is None else each.data_ptr() for each in changed)
     # The same tensors with another stride, there and back.
-    apart = op.Call([7, 9, 16, 4, 0, *SCALES])
+    apart = op.Call([7, 9, 32, 16, 4, 0, *SCALES])
     for call, stride in ((calls[False], 1), (apart, 4), (apart, 4), (calls[False], 1)):
         made.run_op(call, q, k, v, out, None, of_plan, 8)
         assert (kernel.launched[-1].layout.index_stride, kernel.launched[-1].plan) == (stride, plan.buffer.data_ptr())
@@ -398,6 +398,17 @@ def test_strides_of_caches_fit_into_32_bits(path: Callable[[Kernel], DirectPath]
         ValueError, match=rf"v_cache\.stride\(\)=.* at most {2**31 - 1} bytes, dimension {dim} has {2**31}"
     ):
         launch(path(kernel), (q, k, far, out), plan_of())
+    assert not kernel.launched
+
+
+@pytest.mark.parametrize("dim", range(2))
+def test_strides_of_queries_fit_into_32_bits(path: Callable[[Kernel], DirectPath], dim: int) -> None:
+    kernel = Kernel()
+    _, k, v, out = step()
+    strides = [2**29 if each == dim else 64 for each in range(2)]
+    far = torch.empty(0, device="meta").as_strided((3, 4, 64), (*strides, 1))
+    with pytest.raises(ValueError, match=rf"q\.stride\(\)=.* at most {2**31 - 1} bytes, dimension {dim} has {2**31}"):
+        launch(path(kernel), (far, k, v, out), plan_of())
     assert not kernel.launched
 
 
