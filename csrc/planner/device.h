@@ -130,7 +130,8 @@ __device__ inline void make_plan(const PlanParams& params, const PlanHeader& giv
   const PlanView<const int32_t> made{params.plan};
   int64_t dearest = 0;
   for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) {
-    const int64_t of_stretch = whole_cost(made, in.cost, prefix, stretch);
+    const int64_t of_stretch = cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch + 1, true)) -
+                               cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch, true));
     if (dearest < of_stretch) dearest = of_stretch;
   }
   // True where it is so for the stretches of every thread.

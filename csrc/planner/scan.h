@@ -140,13 +140,6 @@ ATTNLOOM_HD int64_t cost_before(PlanView<const int32_t> plan, const CostModel& c
   return prefix[item.tile] + item.head * item_cost(cost, plan.tile_rows()[item.tile], plan.tile_kv_tiles()[item.tile]);
 }
 
-// Cost of a stretch that is cut between items.
-ATTNLOOM_HD int64_t whole_cost(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
-                               int32_t stretch) {
-  return cost_before(plan, cost, prefix, locate(plan, cost, prefix, stretch + 1, true)) -
-         cost_before(plan, cost, prefix, locate(plan, cost, prefix, stretch, true));
-}
-
 // Whether no item need be cut: the dearest stretch of whole items is beyond a fair share by no more than what cuts
 // cost, states written and merged at the end, when nothing else is left to do.
 ATTNLOOM_HD bool cut_between_items(int64_t dearest, int64_t total, int32_t num_stretches, const CostModel& cost) {
@@ -213,9 +206,11 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
   header.num_tiles = tile;
   const PlanView<const int32_t> made{plan.buffer};
   int64_t dearest = 0;
-  for (int32_t stretch = 0; stretch < plan.num_stretches(); ++stretch) {
-    const int64_t of_stretch = whole_cost(made, in.cost, prefix, stretch);
-    if (dearest < of_stretch) dearest = of_stretch;
+  int64_t before = 0;
+  for (int32_t stretch = 1; stretch <= plan.num_stretches(); ++stretch) {
+    const int64_t until = cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch, true));
+    if (dearest < until - before) dearest = until - before;
+    before = until;
   }
   const bool whole = cut_between_items(dearest, sum, plan.num_stretches(), in.cost);
   for (int32_t stretch = 0; stretch <= plan.num_stretches(); ++stretch) {
