@@ -97,6 +97,7 @@ class Server:
         self.rows = torch.zeros(MOST, dtype=torch.int64, device=device)
         self.lengths = torch.ones(MOST, dtype=torch.int64, device=device)
         self.locations = torch.zeros(MOST * queries, dtype=torch.int64, device=device)
+        self.extend_lens = torch.full((MOST,), queries, dtype=torch.int32, device=device)
         self.q = torch.zeros(MOST * queries, HEADS * DIM, dtype=DTYPES[device], device=device)
         self.k, self.v = torch.zeros(2, MOST * queries, KV_HEADS, DIM, dtype=DTYPES[device], device=device)
         self.graphs: dict[int, tuple[Recording | Graph, list[Tensor]]] = {}
@@ -134,7 +135,7 @@ class Server:
         tokens = size * self.queries
         more: dict[str, Any] = {}
         if self.mode.name == "DRAFT_EXTEND_V2":
-            more["extend_seq_lens"] = torch.full((size,), self.queries, dtype=torch.int32, device=device)
+            more["extend_seq_lens"] = self.extend_lens[:size]
             more["extend_seq_lens_cpu"] = [self.queries] * size
         # Whatever SGLang has for a mask there.
         given = torch.ones((size + tokens) * self.queries, dtype=torch.bool, device=device)
@@ -213,8 +214,7 @@ class Server:
             spec_info=self.spec_info(mask),
         )
         if self.mode.name == "DRAFT_EXTEND_V2":
-            lens = torch.full((size,), self.queries, dtype=torch.int32, device=device)
-            view.spec_info = SimpleNamespace(extend_seq_lens_tensor=lens)
+            view.spec_info = SimpleNamespace(extend_seq_lens_tensor=self.extend_lens[:size])
             view.req_pool_indices, view.seq_lens = self.rows, self.lengths
         self.backend.init_forward_metadata_out_graph(view)
         recording, outs = self.graphs[size]

@@ -2,6 +2,9 @@
 
 As in a graph, operations, shapes and addresses are those of the capture, Python does not run again, and a plan is made
 anew into the captured one. What a replay computes is what a GPU would.
+
+As a graph, a recording keeps what was allocated inside, but not what torch's operations find outside. A replay after
+that was freed fails, where a GPU would compute with whatever lies there by then.
 """
 
 from __future__ import annotations
@@ -13,18 +16,35 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attnloom import Attention
 
 
+class Outside:
+    """A tensor in memory that somebody else keeps."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._dtype = tensor.dtype
+        self._place = tensor.storage_offset(), tensor.shape, tensor.stride()
+
+    def tensor(self) -> Tensor:
+        """The tensor, if its memory is still there."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        assert storage is not None, f"a graph reads a {self._dtype} tensor of {self._place[1]} that was freed since"
+        return torch.empty(0, dtype=self._dtype).set_(storage, *self._place)
+
+
 class Recording(TorchDispatchMode):
-    """Records what happens inside a `with`; everything that was allocated there lives as long as the recording."""
+    """Records what happens inside a `with`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.plans = 0
+        self._own: dict[int, torch.UntypedStorage] = {}
         self._again: list[Callable[[], None]] = []
         self._inside = False
         self._patches = [patch.object(Attention, name, self._recorded(name)) for name in ("plan", "run")]
@@ -45,8 +65,16 @@ class Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
         if not self._inside:
-            self._again.append(lambda: _repeat(func, args, kwargs, found))
+            given = {_memory(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+            for each in tree_leaves(found):
+                if isinstance(each, Tensor) and _memory(each) not in given:
+                    self._own[_memory(each)] = each.untyped_storage()
+            kept = tree_map_only(Tensor, self._kept, (args, kwargs, found))
+            self._again.append(lambda: _repeat(func, *tree_map_only(Outside, Outside.tensor, kept)))
         return found
+
+    def _kept(self, tensor: Tensor) -> Tensor | Outside:
+        return tensor if _memory(tensor) in self._own else Outside(tensor)
 
     def _recorded(self, name: str) -> Callable[..., Any]:
         """A method of the engine, which on a GPU is a launch."""
@@ -70,6 +98,12 @@ class Recording(TorchDispatchMode):
         """Do it all again."""
         for again in self._again:
             again()
+
+
+def _memory(tensor: Tensor) -> int:
+    """The same for tensors that share their memory."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def _repeat(func: Any, args: Any, kwargs: Any, found: Any) -> None:
