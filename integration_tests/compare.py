@@ -25,9 +25,11 @@ class Agreement:
 
 
 def agreement(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Agreement:
-    """Answers as vllm_gpu/case.py and sglang_gpu/engine.py give them."""
+    """Answers as vllm_gpu/case.py and sglang_gpu/engine.py give them; those without logprobs are not compared."""
     steps, apart, parted, gap = 0, 0.0, 0, 0.0
     for mine, other in zip(ours, theirs, strict=True):
+        if "logprobs" not in mine or "logprobs" not in other:
+            continue
         for step, (token, wanted) in enumerate(zip(mine["tokens"], other["tokens"], strict=True)):
             here, there = mine["logprobs"][step], other["logprobs"][step]
             common = here.keys() & there.keys()
