@@ -11,30 +11,28 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-from integration_tests.models import tiny
+from integration_tests.models.folders import folder_of
 from integration_tests.vllm_gpu.summary import summary
-
-FOLDER = Path(os.environ.get("ATTNLOOM_TEST_MODELS", "/tmp/attnloom-models"))
-
-
-def folder_of(model: str) -> str:
-    """A tiny model's, built if need be; or the folder itself."""
-    return str(tiny.build(model, FOLDER)) if model in tiny.MODELS else model
 
 
 def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
-    """One engine: for each prompt the greedy tokens, and at each of them the five likeliest with their logprobs."""
+    """One engine: for each prompt the greedy tokens, and at each of them the five likeliest with their logprobs.
+
+    Kernels are counted from when the engine begins to be made: a process may have run others, of models with other
+    layers. Plans kept for graphs are the engine's own.
+    """
     from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    began = time.perf_counter()
+    from attnloom.core.launch import run_count
+
+    began, earlier = time.perf_counter(), run_count()
     settings = {
         "dtype": "float16",
         "max_model_len": 1024,
@@ -73,8 +71,8 @@ def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
         "impls": after["impls"],
         "layers": after["layers"],
         "captured": after["captured"],
-        "runs_at_start": before["runs"],
-        "runs": after["runs"],
+        "runs_at_start": before["runs"] - earlier,
+        "runs": after["runs"] - earlier,
     }
 
 
@@ -82,6 +80,7 @@ def main() -> None:
     """Run the cases named on the command line."""
     source, target = map(Path, sys.argv[1:])
     results: list[dict[str, Any]] = []
+    target.write_text(json.dumps(results))  # of no case there is none
     for case in json.loads(source.read_text()):
         result: dict[str, Any] = {"name": case["name"]}
         for backend in case["backends"]:

@@ -14,7 +14,7 @@ class Probe:
     model_runner: Any
 
     def probe_attention(self) -> dict[str, Any]:
-        """Classes of the layers, runs of attnloom's kernels, plans kept for captured graphs, the model runner."""
+        """The engine's classes of layers, plans for graphs and model runner; runs of kernels in the process."""
         from attnloom.core.launch import run_count
 
         builders = [getattr(builder, "steps", None) for builder in _builders(self.model_runner)]

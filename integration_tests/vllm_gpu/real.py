@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from integration_tests.models import smollm2
-from integration_tests.vllm_gpu.case import FOLDER, run_backend
+from integration_tests.models.folders import FOLDER
+from integration_tests.vllm_gpu.case import run_backend
 from integration_tests.vllm_gpu.cases import DECODE_GRAPHS
 from integration_tests.vllm_gpu.summary import summary
 
