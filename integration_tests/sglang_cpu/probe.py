@@ -1,13 +1,17 @@
 """A plugin of SGLang that proves which attention backend ran.
 
 It counts in SGLang's scheduler, the process with the model, and answers with what SGLang calls its internal state
-(`Engine.get_server_info()`, `GET /server_info`). SGLang finds it through the metadata in `plugins/`.
+(`Engine.get_server_info()`, `GET /server_info`). SGLang finds it through the metadata in `plugins/`. Where the variable
+DEVICE_STEPS is set, the slots of windowed layers are translated on a CPU as on a GPU.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
+
+DEVICE_STEPS = "ATTNLOOM_TEST_DEVICE_STEPS"
 
 counts: Counter[str] = Counter()
 
@@ -24,6 +28,10 @@ def register() -> None:
         ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend", "triton"),
     ):
         HookRegistry.register(target, _counting(name), HookType.BEFORE)
+    windowed = "attnloom.backends.sglang.windowed.WindowedSteps.translate"
+    HookRegistry.register(windowed, _counting("translations as on a GPU"), HookType.BEFORE)
+    if os.environ.get(DEVICE_STEPS):
+        HookRegistry.register("attnloom.backends.sglang.backend.HostWindowedSteps", _device_steps, HookType.REPLACE)
     HookRegistry.register("attnloom.backends.sglang.backend.AttnloomAttnBackend.begin", _begin, HookType.AFTER)
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.forward", _step, HookType.BEFORE)
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", _answer, HookType.AFTER)
@@ -34,6 +42,12 @@ def _counting(name: str) -> Any:
         counts[name] += 1
 
     return count
+
+
+def _device_steps(table: Any, reach: int, *, sees_every_step: bool) -> Any:
+    from attnloom.backends.sglang.windowed import WindowedSteps
+
+    return WindowedSteps(table, reach)
 
 
 def _begin(output: Any, backend: Any, step: Any, *args: Any, **kwargs: Any) -> None:

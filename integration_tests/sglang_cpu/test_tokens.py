@@ -13,6 +13,7 @@ from typing import Any
 
 from integration_tests.models import tiny
 from integration_tests.running import ROOT, run_program
+from integration_tests.sglang_cpu.probe import DEVICE_STEPS
 from integration_tests.sglang_cpu.running import environment
 
 CHUNKS = {"chunked_prefill_size": 32, "enable_mixed_chunk": True}
@@ -74,6 +75,17 @@ def test_windows_with_a_pool_of_their_own(tmp_path: Path) -> None:
     results = run_cases(*(case("two_pools", **pools, page_size=size) for size in sizes), folder=tmp_path)
     for result, size in zip(results, sizes, strict=True):
         check(result, page_size=size, pools=2)
+
+
+def test_windows_with_a_pool_of_their_own_as_on_a_gpu(tmp_path: Path) -> None:
+    """As above with what a GPU does otherwise: how slots are translated, and a scheduler that is a step ahead."""
+    pools = {**CHUNKS, "swa_full_tokens_ratio": 0.5, "disable_overlap_schedule": False}
+    cases = [case("two_pools", **pools, page_size=size) for size in (1, 16)]
+    results = run_cases(*cases, folder=tmp_path, **{DEVICE_STEPS: "1"})
+    for result, size in zip(results, (1, 16), strict=True):
+        check(result, page_size=size, pools=2)
+        counts = result["counts"]
+        assert counts["translations as on a GPU"] == counts["steps"] and counts["MIXED steps"] > 0, counts
 
 
 def test_attnloom_for_prefill_or_for_decode_only(tmp_path: Path) -> None:
