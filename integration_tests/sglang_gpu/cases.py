@@ -79,6 +79,7 @@ CASES = {
         case("prefill graphs", "head128", disable_prefill_cuda_graph=False, cuda_graph_max_bs_prefill=256),
         case("chain of drafts", "head128", **drafting(2, 1, 3)),
         case("tree of drafts", "head128", **drafting(3, 2, 6)),
+        case("eager drafts", "head128", **drafting(3, 2, 6), **EAGER),
         *([llama(LLAMA)] if LLAMA else []),
     )
 }

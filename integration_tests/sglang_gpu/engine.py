@@ -9,16 +9,13 @@ which attention ran, and how long it took.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from integration_tests.models import tiny
+from integration_tests.models.folders import folder_of
 from integration_tests.models.prompts import random_prompts
-
-FOLDER = Path(os.environ.get("ATTNLOOM_TEST_MODELS", "/tmp/attnloom-models"))
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float16",
@@ -35,11 +32,6 @@ SETTINGS: dict[str, Any] = {
 """What a case does not say otherwise. Few and small graphs: an engine starts in half a minute."""
 
 
-def folder_of(model: str) -> str:
-    """A tiny model's, built if need be; or the folder itself."""
-    return str(tiny.build(model, FOLDER)) if model in tiny.MODELS else model
-
-
 def answered(outputs: list[Any], logprobs: bool) -> list[dict[str, Any]]:
     """For each prompt the tokens, and at each of them the likeliest with their logprobs."""
     answers = []
@@ -52,12 +44,21 @@ def answered(outputs: list[Any], logprobs: bool) -> list[dict[str, Any]]:
     return answers
 
 
+def flush(engine: Any) -> None:
+    """Empty the radix cache, as soon as the step has ended that SGLang had begun when it knew the last answer."""
+    for _ in range(100):
+        if engine.flush_cache().success:
+            return
+        time.sleep(0.1)
+    raise RuntimeError("SGLang did not empty its cache within 10 s")
+
+
 def timed(engine: Any, lengths: list[int], steps: int, vocabulary: int) -> dict[str, float]:
     """Seconds of a prefill and of a decode step: a run that stops after the first token, and one that goes on."""
     prompts = random_prompts(*lengths, vocabulary=vocabulary)
     taken = []
     for count in (1, steps, 1, steps):  # the first two compile what is compiled when it is first needed
-        engine.flush_cache()
+        flush(engine)
         began = time.perf_counter()
         engine.generate(input_ids=prompts, sampling_params=sampling(count))
         taken.append(time.perf_counter() - began)
@@ -77,7 +78,11 @@ def counts(engine: Any) -> dict[str, int]:
 
 
 def run_engine(case: dict[str, Any], backend: str) -> dict[str, Any]:
-    """Two rounds of the prompts, of which the second finds them in the radix cache; then times, where asked for."""
+    """Rounds of the prompts; then times, where asked for.
+
+    The second round finds the prompts in the radix cache. In the third it is empty again, and no logprobs are asked
+    for: SGLang does not mix chunks of prompts with requests that decode where they are.
+    """
     import sglang
 
     settings = SETTINGS | case.get("engine", {})
@@ -87,14 +92,16 @@ def run_engine(case: dict[str, Any], backend: str) -> dict[str, Any]:
     engine = sglang.Engine(model_path=folder_of(case["model"]), attention_backend=backend, **settings)
     try:
         result: dict[str, Any] = {"start_s": time.perf_counter() - began, "before": counts(engine)}
-        logprobs = case.get("logprobs", True)
-        more = {"return_logprob": True, "top_logprobs_num": 5} if logprobs else {}
         answers, cached = [], []
-        for _ in range(2):
+        for logprobs in (case.get("logprobs", True), case.get("logprobs", True), False):
+            more = {"return_logprob": True, "top_logprobs_num": 5} if logprobs else {}
+            if len(cached) == 2:
+                flush(engine)
             outputs = engine.generate(input_ids=case["prompts"], sampling_params=sampling(case["max_tokens"]), **more)
             answers += answered(outputs, logprobs)
             cached.append(sum(output["meta_info"]["cached_tokens"] for output in outputs))
         result |= {"answers": answers, "cached_tokens": cached, "after": counts(engine)}
+        result["served_s"] = time.perf_counter() - began - result["start_s"]
         if (asked := case.get("timed")) is not None:
             result |= timed(engine, asked["prompts"], asked["steps"], asked["vocabulary"])
         return result

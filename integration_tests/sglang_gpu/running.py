@@ -28,12 +28,15 @@ def plugin_folder(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """For a process that runs an engine; `folder` is where one may write."""
+    """For a process that runs an engine; `folder` is where one may write.
+
+    Modules are compiled once: an engine is three processes, each of which imports SGLang.
+    """
     paths = [str(ROOT), str(PROBE)]
     if not any(point.name == "attnloom" for point in metadata.entry_points(group="sglang.srt.plugins")):
         paths.append(str(plugin_folder(folder / "plugin")))
     return {
         "HF_HUB_OFFLINE": "1",
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
