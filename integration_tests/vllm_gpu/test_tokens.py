@@ -6,7 +6,6 @@ is wrong with ours; all cases are run and judged before a test fails.
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,37 +89,38 @@ def check(cases: list[dict[str, Any]], runner: str, folder: Path) -> list[dict[s
     return results
 
 
-def run_cases(cases: list[dict[str, Any]], runner: str, folder: Path) -> list[dict[str, Any]]:
-    """Their results, in their order. Eager engines share a process, since to start takes longer than to answer.
+def processes(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """A case, or parts of it that need a process each. Eager engines share one, since to start it takes a while.
 
     A process captures the graphs of one engine: torch's allocator fails an assertion of its own when vLLM 0.26 makes a
     second one in the pool that the graphs of the first have left (use_count > 0, on an H200).
     """
-    eager = [case for case in cases if "enforce_eager" in case["engine"]]
-    shared = [eager] if eager else []
-    alone = [[{**case, "backends": [each]}] for case in cases if case not in eager for each in case["backends"]]
-    results: dict[str, dict[str, Any]] = {}
+    if "enforce_eager" in case["engine"]:
+        return [case]
+    return [{**case, "backends": [backend]} for backend in case["backends"]]
+
+
+def run_cases(cases: list[dict[str, Any]], runner: str, folder: Path) -> list[dict[str, Any]]:
+    """Their results, in their order."""
+    parts = [part for case in cases for part in processes(case)]
+    results: dict[str, dict[str, Any]] = {case["name"]: {} for case in cases}
     with ThreadPoolExecutor(PROCESSES) as pool:
-        jobs = [*shared, *alone]
-        for parts in pool.map(run_process, jobs, [runner] * len(jobs), [folder / str(nth) for nth in range(len(jobs))]):
-            for part in parts:
-                results.setdefault(part["name"], {}).update(part)
-    return [results[case["name"]] for case in cases]
+        folders = [folder / str(nth) for nth in range(len(parts))]
+        for found in pool.map(run_process, parts, [runner] * len(parts), folders):
+            results[found["name"]] |= found
+    return list(results.values())
 
 
-def run_process(cases: list[dict[str, Any]], runner: str, folder: Path) -> list[dict[str, Any]]:
-    """Results of cases in one process; where it fails, those that it has written, and for all others why."""
+def run_process(case: dict[str, Any], runner: str, folder: Path) -> dict[str, Any]:
+    """The result of a case in a process of its own, which may fail."""
     folder.mkdir()
     try:
-        return run_program("integration_tests.vllm_gpu.case", cases, folder, environment(runner), timeout=560)
+        module = "integration_tests.vllm_gpu.case"
+        (found,) = run_program(module, [case], folder, environment(runner), timeout=560)
     except AssertionError as error:
-        written = folder / "result.json"
-        results: list[dict[str, Any]] = json.loads(written.read_text()) if written.exists() else []
-        said = str(error)
-        for case in cases[len(results) :]:
-            results.append({"name": case["name"], **{backend: {"error": said} for backend in case["backends"]}})
-            said = "the process of the case before has ended"
-        return results
+        return {"name": case["name"], **{backend: {"error": str(error)} for backend in case["backends"]}}
+    result: dict[str, Any] = found
+    return result
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
