@@ -50,7 +50,7 @@ class Engine:
     def __init__(self) -> None:
         self.checks = 0
 
-    def check_run(self, *_: object) -> None:
+    def check_run(self) -> None:
         self.checks += 1
 
     def check_plan(self, plan: Plan) -> None:
@@ -65,6 +65,9 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], DirectPath]:
     monkeypatch.setattr(direct, "current_device", lambda: 0)
     monkeypatch.setattr(direct, "current_stream", lambda index: 77)
     monkeypatch.setattr(direct, "capturing", lambda: False)
+    monkeypatch.setattr(direct, "check_plan", lambda engine, plan: engine.check_plan(plan))
+    monkeypatch.setattr(direct, "check_run", lambda engine, *_: engine.check_run())
+    monkeypatch.setattr(direct, "check_scales", lambda engine, given: engine.scales(*given))
     monkeypatch.setattr(arena, "capturing", lambda: False)
     monkeypatch.setattr(arena, "_arenas", {})
     monkeypatch.setattr(arena, "device_module", lambda device: Memory())
