@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +13,11 @@ from torch import Tensor
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.checks import check_tensor
 from attnloom.core.device_plan import plan_step
-from attnloom.core.device_planner import DeviceRange, check_same_room
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.params import Value
 from attnloom.core.plan import Plan, PlanKey
-from attnloom.core.planner import DeclaredRange, bound_of_longest, longest, plan_scan
+from attnloom.core.plan_input import DeclaredRange, PlanInput
+from attnloom.core.planner import bound_of_longest, longest, plan_on_host
 from attnloom.core.run_checks import key_with
 
 if TYPE_CHECKING:
@@ -43,48 +42,23 @@ def plan_for(
     if block_mask is not None and not engine.variant.logits_mask:
         raise ValueError(f"block_mask: expected None for {engine.variant.name}, which has no logits_mask to skip by it")
     key = key_with(engine, block_mask)
-    if engine.device.type == "cuda":
-        if _fits_short_tiles(key, qo_indptr, total_q, max_q, into):
-            key = key._replace(tile_q=key.tile_q_short)
-        if num_workers is None:
-            num_workers = engine.workers(key.tile_q)
-        values = engine.params.values(params, layout.num_rows) if engine.variant.visible else None
-        return plan_step(
-            qo_indptr,
-            lengths,
-            key,
-            total_q=total_q,
-            num_workers=num_workers,
-            lockstep=math.gcd(engine.num_kv_heads, num_workers),
-            costs=engine.tiles.costs,
-            layout=layout,
-            ranges=None if values is None else DeviceRange(engine.module, engine.params.pack(values)),
-            block_mask=block_mask,
-            into=into,
-            validate=engine.validate,
-        )
+    on_gpu = engine.device.type == "cuda"
+    if on_gpu and _fits_short_tiles(key, qo_indptr, total_q, max_q, into):
+        key = key._replace(tile_q=key.tile_q_short)
     if num_workers is None:
-        num_workers = engine.workers()
-    ranges, values = None, None
+        num_workers = engine.workers(key.tile_q)
+    lockstep = math.gcd(engine.num_kv_heads, num_workers) if on_gpu else 1
+    ranges = None
     if engine.variant.visible:
-        values = engine.params.values(params, layout.num_rows)  # kept alive while the planner reads them
-        address = ctypes.cast(engine.module.attnloom_visible, ctypes.c_void_p).value
-        assert address is not None
-        ranges = DeclaredRange(address, engine.params.pack(values))
-    plan = plan_scan(
-        qo_indptr,
-        lengths,
-        key,
-        num_workers=num_workers,
-        costs=engine.tiles.costs,
-        layout=layout,
-        ranges=ranges,
-        block_mask=block_mask,
-        tile_capacity=None if into is None else into.tile_capacity,
-    )
+        values = engine.params.values(params, layout.num_rows)  # kept alive while a planner reads them
+        ranges = DeclaredRange(engine.module, engine.params.pack(values))
+    given = PlanInput(qo_indptr, lengths, key, num_workers, engine.tiles.costs, lockstep, layout, ranges, block_mask)
+    if on_gpu:
+        return plan_step(given, total_q=total_q, into=into, validate=engine.validate)
+    plan = plan_on_host(given, tile_capacity=None if into is None else into.tile_capacity)
     if into is None:
         return plan
-    check_same_room(into, plan.key, plan.num_requests, plan.tile_capacity, num_workers, plan.lockstep)
+    given.check_into(into, plan.tile_capacity)
     return replace(plan, buffer=into.buffer.copy_(plan.buffer))
 
 
