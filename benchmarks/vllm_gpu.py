@@ -3,10 +3,14 @@
 Each backend in a process of its own. What is asked: 64 prompts of U(512, 2048) random tokens, once for one token each
 (prefill) and once for 64. A decode step is what the second takes longer, over 63. The model is not compiled, and decode
 runs in CUDA graphs.
+
+An engine's start is timed when every backend has started once, with two layers of the model: whoever comes first on a
+machine pays for what all of them find in caches later. Those first starts are in the file, beside the row.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -37,14 +41,15 @@ def prompts(seed: int) -> list[dict[str, list[int]]]:
     ]
 
 
-def measure(backend: str, model: str) -> dict[str, Any]:
-    """One engine: seconds of its start, of prefill and of the whole, and the host's time for attention."""
-    from vllm import LLM, SamplingParams
+def start(backend: str, model: str, num_layers: int | None = None) -> tuple[Any, float]:
+    """An engine and the seconds of its start; None: all layers of the model."""
+    from vllm import LLM
 
     began = time.perf_counter()
     llm = LLM(
         model=model,
         load_format="dummy",
+        hf_overrides={} if num_layers is None else {"num_hidden_layers": num_layers},
         dtype="bfloat16",
         skip_tokenizer_init=True,
         attention_config={"backend": backend},
@@ -59,7 +64,14 @@ def measure(backend: str, model: str) -> dict[str, Any]:
         },
         worker_extension_cls="integration_tests.vllm_gpu.probe.Probe",
     )
-    started = time.perf_counter() - began
+    return llm, time.perf_counter() - began
+
+
+def measure(backend: str, model: str) -> dict[str, Any]:
+    """One engine: seconds of its start, of prefill and of the whole, and the host's time for attention."""
+    from vllm import SamplingParams
+
+    llm, started = start(backend, model)
 
     def seconds(seed: int, tokens: int) -> float:
         asked = prompts(seed)
@@ -78,11 +90,16 @@ def measure(backend: str, model: str) -> dict[str, Any]:
     return {"start_s": started, "prefill_s": prefill, "whole_s": whole, "host_us": host, "who": who}
 
 
-def in_a_process(backend: str, model: str, limit: float) -> dict[str, Any] | None:
-    """None where it failed; the end of what it said is printed then."""
+def first_start(backend: str, model: str) -> dict[str, Any]:
+    """Seconds of the start of a small engine, which builds the kernels of a whole one and fills the caches."""
+    return {"start_s": start(backend, model, num_layers=2)[1]}
+
+
+def in_a_process(work: str, backend: str, model: str, limit: float) -> dict[str, Any] | None:
+    """What ``--first`` or ``--measure`` finds; None where it failed, and the end of what it said is printed then."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
-        command = [sys.executable, __file__, "--measure", backend, "--json", str(result), "--model", model]
+        command = [sys.executable, __file__, f"--{work}", backend, "--json", str(result), "--model", model]
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": path}
         with log.open("w") as stream:
@@ -93,14 +110,17 @@ def in_a_process(backend: str, model: str, limit: float) -> dict[str, Any] | Non
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 text = log.read_text()
                 print(
-                    f"{backend}: {type(error).__name__}", text[text.find("Traceback") :][:6000], text[-1500:], sep="\n"
+                    f"{backend}, {work}: {type(error).__name__}",
+                    text[text.find("Traceback") :][:6000],
+                    text[-1500:],
+                    sep="\n",
                 )
                 return None
         return json.loads(result.read_text())
 
 
-def rows(found: dict[str, dict[str, Any]]) -> list[Row]:
-    """The table, against TRITON_ATTN."""
+def rows(found: dict[str, dict[str, Any]], first: dict[str, dict[str, Any]]) -> list[Row]:
+    """The table, against TRITON_ATTN; ``first`` has the first starts in their order."""
     tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts(0))
 
     def of(name: str, unit: str, figures: dict[str, float], target: Target | None = None, **detail: Any) -> Row:
@@ -135,27 +155,44 @@ def rows(found: dict[str, dict[str, Any]]) -> list[Row]:
         ),
         of("host: metadata of a step", "us", {backend: taken["build"] for backend, taken in host.items()}),
         of("host: a layer's append and attention, without graphs", "us", layer),
-        of("engine start", "s", {backend: result["start_s"] for backend, result in found.items()}),
+        of(
+            "engine start, caches filled",
+            "s",
+            {backend: result["start_s"] for backend, result in found.items()},
+            first_of_two_layers_s={backend: result["start_s"] for backend, result in first.items()},
+        ),
     ]
+
+
+def each(work: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the backends find, one after the other; without those that fail."""
+    found = {}
+    for backend in options.backends:
+        result = in_a_process(work, backend, options.model, options.limit)
+        if result is not None:
+            found[backend] = result
+            print(work, backend, json.dumps(result), flush=True)
+    return found
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--model", default="/tmp/site/models/llama-3.1-8b", help="folder with the shape's config.json")
     parser.add_argument("--backends", nargs="+", default=BACKENDS)
-    parser.add_argument("--limit", type=float, default=100.0, help="seconds for each backend")
+    parser.add_argument("--limit", type=float, default=100.0, help="seconds for each process")
     parser.add_argument("--commit", help="what is measured, in a copy without its history")
-    parser.add_argument("--measure", metavar="BACKEND", help="this backend alone, in this process")
+    alone = parser.add_mutually_exclusive_group()
+    alone.add_argument("--first", metavar="BACKEND", help="a small engine's start alone, in this process")
+    alone.add_argument("--measure", metavar="BACKEND", help="this backend alone, in this process")
     options = parser.parse_args()
+    if options.first:
+        options.json.write_text(json.dumps(first_start(options.first, options.model)))
+        return
     if options.measure:
         options.json.write_text(json.dumps(measure(options.measure, options.model)))
         return
-    found: dict[str, dict[str, Any]] = {}
-    for backend in options.backends:
-        result = in_a_process(backend, options.model, options.limit)
-        if result is not None:
-            found[backend] = result
-            print(backend, json.dumps(result), flush=True)
+    first = each("first", options)
+    found = each("measure", options)
     if "CUSTOM" not in found:
         raise SystemExit("CUSTOM: no result")
     if found["CUSTOM"]["who"]["impls"] != ["AttnloomImpl"]:
@@ -164,7 +201,7 @@ def main() -> None:
 
     publish(
         "vllm_gpu",
-        rows(found),
+        rows(found, first),
         options.json,
         peers=("vllm", "triton"),
         more={"card": torch.cuda.get_device_name(), "driver": driver()},

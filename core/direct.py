@@ -19,6 +19,7 @@ from attnloom.core.arena import floats, stream_arenas
 from attnloom.core.checks import ALIGNMENT, check_aligned, check_strides
 from attnloom.core.errors import AttnloomError
 from attnloom.core.launch import count_run
+from attnloom.core.run_checks import check_plan, check_run, check_scales
 from attnloom.core.streams import capturing, current_device, current_stream
 from attnloom.core.templates import (
     ARENA_AT,
@@ -124,10 +125,10 @@ class DirectPath:
                 or caches.v_at != v_cache.data_ptr()
                 or caches.block_size != template.numbers[2]
             ):
-                engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)
+                check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)
                 caches = self._keep(k_cache, v_cache, template.numbers[2])
         except AttributeError:
-            engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says what is no tensor
+            check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says what is no tensor
             raise
         self._launch(template, caches, q, out, lse, hooks)
 
@@ -233,7 +234,7 @@ class DirectPath:
         numbers = template.numbers
         if layout is None or (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q) != numbers:
             return False
-        engine.check_plan(plan)
+        check_plan(engine, plan)
         template.words[PLAN_AT] = words_of(plan)
         template.plan = weakref.ref(plan)
         return True
@@ -251,18 +252,18 @@ class DirectPath:
         fresh: bool,
     ) -> Template:
         """The template for such arguments, which are checked if there was none."""
-        engine.check_plan(plan)
+        check_plan(engine, plan)
         layout = plan.layout
         if layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
         numbers = (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q)
         if any(isinstance(scale, Tensor) and scale.is_cuda for scale in given):
-            engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says which
-        scales = engine.scales(*given)
+            check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says which
+        scales = check_scales(engine, given)
         key = (get_ident(), looks_of(q), None if fresh else looks_of(out), flags, scales, numbers)
         template = self._templates.get(key)
         if template is None:
-            engine.check_run(plan, q, k_cache, v_cache, given, None if fresh else out, flags)
+            check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)
             template = self._make(key, q, out, fresh, given, scales, flags, numbers)
         # As the caller writes them, if that is what they are: a tensor may hold another number the next time.
         template.scales = scales if any(isinstance(scale, Tensor) for scale in given) else given

@@ -1,4 +1,4 @@
-"""Attention kernels: what one is built from, and the loaded module."""
+"""Attention kernels: what one is built from, the loaded module, and how many of its CTAs a GPU holds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from attnloom.core.abi import AttentionParams, BlockMaskParams, FinishParams, checked
+from attnloom.core.device_module import device_module
 from attnloom.core.devices import has_little_shared
+from attnloom.core.errors import LoadFailed
 from attnloom.core.hook_text import code_of, function_body, keys_by_column
 from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import Rendering
+from attnloom.core.params import spare_word
+from attnloom.core.tiles import Tiles
 from attnloom.core.variant import HOOKS, Variant
 
 _SHORT = {
@@ -94,3 +98,34 @@ def attention_spec(
 def attention_module(spec: ModuleSpec) -> ctypes.CDLL:
     """The loaded kernel, built if need be."""
     return checked(load(spec), ["attnloom_run", "attnloom_finish"], [AttentionParams, FinishParams, BlockMaskParams])
+
+
+def ctas_per_sm(module: ctypes.CDLL, name: str, device: torch.device, tiles: Tiles, head_dim: int) -> dict[int, int]:
+    """Bring a kernel onto its GPU, which may not happen inside a capture.
+
+    Args:
+        module: the kernel.
+        name: of the kernel, for errors.
+        device: the GPU.
+        tiles: of the kernel.
+        head_dim: of the kernel, for errors.
+
+    Returns:
+        By folded rows of a plan's largest query tile: CTAs of the kernel for such plans that an SM holds.
+
+    Raises:
+        LoadFailed: it cannot run there.
+    """
+    device_module(device)
+    spare_word(device)
+    with torch.cuda.device(device):
+        error = module.attnloom_prepare()
+        if error:
+            raise LoadFailed(f"{name}: its kernel cannot run on {device}: CUDA error {error}")
+        found = {tile_q: int(module.attnloom_ctas_per_sm(tile_q)) for tile_q in (tiles.tile_q_short, tiles.tile_q)}
+    if 0 in found.values():
+        raise LoadFailed(
+            f"{name}: its kernel cannot run on {device}: expected a GPU with more shared memory for "
+            f"head_dim={head_dim}, {torch.cuda.get_device_name(device)} has too little for one CTA"
+        )
+    return found

@@ -1,4 +1,4 @@
-"""The launch: tensors to a kernel's params struct. The only place that calls an attention module."""
+"""The launch: tensors to a kernel's params struct. On a GPU core/direct.py launches attention itself."""
 
 from __future__ import annotations
 

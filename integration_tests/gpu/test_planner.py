@@ -15,6 +15,7 @@ from attnloom.core.abi import PLAN_HEADER_WORDS
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.device_planner import plan_on_device
 from attnloom.core.plan import Plan, PlanKey
+from attnloom.core.plan_input import PlanInput
 from attnloom.core.planner import plan_scan
 from attnloom.core.tiles import Costs
 
@@ -96,18 +97,17 @@ class Batch:
         return len(self.qo_lens) + queries * self.key.num_qo_heads // self.key.num_kv_heads // self.key.tile_q
 
     def on_device(self, block_mask: BlockMask | None = None, into: Plan | None = None) -> Plan:
-        return plan_on_device(
+        given = PlanInput(
             torch.tensor([0, *accumulate(self.qo_lens)], dtype=torch.int32, device=device()),
             torch.tensor(self.kv_lens, dtype=torch.int32, device=device()),
             self.key,
-            total_q=sum(self.qo_lens) + self.slack,
             num_workers=self.num_workers,
             lockstep=self.lockstep,
             costs=self.costs,
             layout=layout_of(len(self.qo_lens), self.positions, device()),
             block_mask=block_mask,
-            into=into,
         )
+        return plan_on_device(given, total_q=sum(self.qo_lens) + self.slack, into=into)
 
 
 def test_ten_thousand_batches() -> None:

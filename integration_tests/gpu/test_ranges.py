@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from itertools import accumulate
 
@@ -13,7 +12,8 @@ from attnloom import Attention, Variant, variants
 from attnloom.core.kernels import attention_module, attention_spec
 from attnloom.core.params import Value, pack
 from attnloom.core.plan import Plan
-from attnloom.core.planner import DeclaredRange, plan_scan
+from attnloom.core.plan_input import DeclaredRange
+from attnloom.core.planner import plan_scan
 from integration_tests.gpu.problem import HEAD_DIM, NUM_KV_HEADS, NUM_QO_HEADS, Problem, engine_of
 from integration_tests.gpu.test_planner import arrays
 
@@ -23,8 +23,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def host_plan(engine: Attention, problem: Problem, like: Plan, values: list[Value]) -> Plan:
     """What the host planner makes with the hook compiled for the CPU."""
     module = attention_module(attention_spec("cpu", torch.float32, 64, 64, engine.variant))
-    address = ctypes.cast(module.attnloom_visible, ctypes.c_void_p).value
-    assert address is not None
     return plan_scan(
         torch.tensor([0, *accumulate(problem.qo_lens)], dtype=torch.int32),
         torch.tensor(problem.kv_lens, dtype=torch.int32),
@@ -32,7 +30,7 @@ def host_plan(engine: Attention, problem: Problem, like: Plan, values: list[Valu
         num_workers=like.num_workers,
         lockstep=like.lockstep,
         costs=engine.tiles.costs,
-        ranges=DeclaredRange(address, pack(engine.variant.params, values)),
+        ranges=DeclaredRange(module, pack(engine.variant.params, values)),
         tile_capacity=like.tile_capacity,
     )
 

@@ -10,6 +10,7 @@ import torch
 
 from attnloom.core.device_plan import plan_from_host
 from attnloom.core.plan import Plan
+from attnloom.core.plan_input import PlanInput
 from integration_tests.gpu.test_planner import Batch, arrays, device, layout_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -19,7 +20,7 @@ BUSY_CYCLES = 200_000_000  # of the stream before the first copy: about a tenth 
 
 def staged(batch: Batch, into: Plan | None = None) -> Plan:
     indptr = torch.tensor([0, *batch.qo_lens], dtype=torch.int32).cumsum(0).to(torch.int32)
-    return plan_from_host(
+    given = PlanInput(
         indptr,
         torch.tensor(batch.kv_lens, dtype=torch.int32),
         batch.key,
@@ -27,8 +28,8 @@ def staged(batch: Batch, into: Plan | None = None) -> Plan:
         lockstep=batch.lockstep,
         costs=batch.costs,
         layout=layout_of(len(batch.qo_lens), batch.positions, device()),
-        into=into,
     )
+    return plan_from_host(given, into=into)
 
 
 def batches(count: int) -> list[Batch]:

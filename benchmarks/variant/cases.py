@@ -1,4 +1,4 @@
-"""The variants that variants.py measures, each in attnloom's spelling and in FlexAttention's, and their tensors."""
+"""The variants that are measured, each in attnloom's spelling and in FlexAttention's, and their tensors."""
 
 from __future__ import annotations
 

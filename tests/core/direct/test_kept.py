@@ -1,0 +1,127 @@
+"""What is kept between launches, templates, caches and plans; what was checked is not checked again, all else is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from attnloom.core import direct
+from attnloom.core.direct import DirectPath
+from tests.core.direct.fakes import Engine, Kernel, launch, plan_of, step
+
+
+def test_a_template_serves_other_tensors_of_the_same_shape(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel, engine = Kernel(), Engine()
+    made = path(kernel)
+    first, second = step(), step()
+    masked = plan_of(block_kinds=torch.zeros(1, 1, 1, dtype=torch.uint8), positions=True)
+    launch(made, first, masked, engine, lse=torch.empty(3, 4), hooks=8)
+    plan = plan_of()
+    launch(made, second, plan, engine)
+    assert len(made._templates) == 1
+    got = kernel.launched[1]
+    assert (got.q.data, got.k.data, got.v.data, got.out.data) == tuple(tensor.data_ptr() for tensor in second)
+    assert got.plan == plan.buffer.data_ptr()
+    # Nothing of the first launch is left.
+    assert not got.lse and not got.hook_params and not got.block_mask.kinds and not got.layout.positions
+
+
+def test_what_was_checked_is_not_checked_again(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel, engine = Kernel(), Engine()
+    made = path(kernel)
+    q, k, v, out = step()
+    launch(made, (q, k, v, out), plan_of(), engine)
+    checked = engine.checks
+    assert checked
+    for _ in range(3):
+        launch(made, (step()[0], k, v, torch.empty_like(out)), plan_of(), engine)
+    assert engine.checks == checked
+    k_other, v_other = step()[1:3]
+    launch(made, (q, k_other, v_other, out), plan_of(), engine)
+    assert engine.checks == checked + 1
+    # Layers take turns with their caches.
+    for caches in ((k, v), (k_other, v_other)) * 3:
+        launch(made, (q, *caches, out), plan_of(), engine)
+        assert kernel.launched[-1].k.data == caches[0].data_ptr()
+    assert engine.checks == checked + 1
+
+
+def test_all_that_checks_depend_on_is_checked_anew(path: Callable[[Kernel], DirectPath]) -> None:
+    made, engine = path(Kernel()), Engine()
+    q, k, v, out = step()
+    launch(made, (q, k, v, out), plan_of(), engine)
+    others: list[Callable[[], None]] = [
+        lambda: launch(made, (q.contiguous(), k, v, out), plan_of(), engine),
+        lambda: launch(made, (q[:2], k, v, out), plan_of(), engine),
+        lambda: launch(made, (q.double(), k, v, out), plan_of(), engine),
+        lambda: launch(made, (q, k.contiguous(), v, out), plan_of(), engine),
+        lambda: launch(made, (q, k[:3], v, out), plan_of(), engine),
+        lambda: launch(made, (q, k, v.half(), out), plan_of(), engine),
+        lambda: launch(made, (q, k, v, torch.empty(3, 4, 128)[..., :64]), plan_of(), engine),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, fresh=True),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, given=(0.5, 2.0, 4.0)),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, flags=(True, False)),
+        lambda: launch(made, (q, k, v, out), plan_of(), engine, flags=(False, True)),
+        lambda: launch(made, (q, k, v, out), plan_of(rows=2), engine),
+        lambda: launch(made, (q, k, v, out), plan_of(num_workers=3), engine),
+    ]
+    for other in others:
+        before = engine.checks
+        other()
+        assert engine.checks > before
+        other()
+
+
+def test_numbers_in_tensors_are_read_each_time(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel = Kernel()
+    made, scale, tensors, plan = path(kernel), torch.tensor(0.25), step(), plan_of()
+    launch(made, tensors, plan, given=(scale, None, None))
+    scale.fill_(0.75)
+    launch(made, tensors, plan, given=(scale, None, None))
+    assert [params.sm_scale for params in kernel.launched] == [0.25, 0.75]
+
+
+def test_caches_are_known_by_where_they_lie(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel, engine = Kernel(), Engine()
+    made = path(kernel)
+    q, k, v, out = step()
+    launch(made, (q, k, v, out), plan_of(), engine)
+    before = engine.checks
+    k.data = torch.randn(k.shape)
+    launch(made, (q, k, v, out), plan_of(), engine)
+    assert engine.checks == before + 1
+    assert kernel.launched[1].k.data == k.data_ptr() and kernel.launched[1].k.stride_block == 2048
+
+
+def test_no_plan_is_not_the_plan_that_is_gone(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel, engine = Kernel(), Engine()
+    made, tensors = path(kernel), step()
+    launch(made, tensors, plan_of(), engine)
+    gc.collect()
+    before = engine.checks
+    with pytest.raises(AttributeError):
+        launch(made, tensors, None, engine)  # type: ignore[arg-type]
+    assert engine.checks == before + 1 and len(kernel.launched) == 1  # a real engine's check says more
+
+
+def test_plans_and_caches_are_not_kept_alive(path: Callable[[Kernel], DirectPath]) -> None:
+    made, tensors, plan = path(Kernel()), step(), plan_of()
+    launch(made, tensors, plan)
+    gone = [weakref.ref(each) for each in (plan, *tensors)]
+    del tensors, plan
+    gc.collect()
+    assert [each() for each in gone] == [None] * 5
+
+
+def test_nothing_piles_up(path: Callable[[Kernel], DirectPath], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_MOST", 4)
+    made = path(Kernel())
+    kept = []
+    for rows in range(1, 20):
+        kept.append(step(rows))
+        launch(made, kept[-1], plan_of(rows))
+        assert len(made._templates) <= 4 and len(made._caches) <= 4
