@@ -26,7 +26,8 @@ class QueryTensor(_Struct):
 class CacheTensor(_Struct):
     """A ``[num_blocks, block_size, num_kv_heads, head_dim]`` tensor, strides in elements.
 
-    A slot of a block lies ``(block * units_block + slot * units_slot) * unit`` bytes behind the first.
+    A slot of a block lies ``(block * units_block + slot * units_slot) * unit`` bytes behind the first. ``slot_bytes`` is
+    the stride of slots where blocks are whole slices, else 0.
     """
 
     _fields_: ClassVar = [
@@ -37,6 +38,7 @@ class CacheTensor(_Struct):
         ("unit", c_uint32),
         ("units_block", c_uint32),
         ("units_slot", c_uint32),
+        ("slot_bytes", c_uint32),
     ]
 
 

@@ -24,6 +24,9 @@ _OUT_ALIGNMENT = (8, 16)
 _NOWHERE = 2**32 - 1
 """The offset that csrc/sm80/ptx.h reads nothing at."""
 
+_SLICE = 16
+"""Tokens that a warp loads at once (csrc/sm80/shape.h)."""
+
 _NO_WORDS = (ctypes.c_uint64 * 1)()
 NO_HOOKS = ctypes.addressof(_NO_WORDS)
 """Address of the packed parameters of a variant that has none."""
@@ -60,7 +63,11 @@ def _cache_in_units(cache: Tensor) -> CacheTensor:
             f"cache.stride()={cache.stride()} of shape {tuple(cache.shape)}: expected blocks and slots less than "
             f"{_NOWHERE} times their strides' common divisor apart, {unit} elements; the last is {last}"
         )
-    return CacheTensor(cache.data_ptr(), *cache.stride()[:3], unit * cache.element_size(), block, slot)
+    size = cache.element_size()
+    slot_bytes = 0 if cache.shape[1] % _SLICE else strides[1] * size
+    if slot_bytes * _SLICE > _NOWHERE:
+        slot_bytes = 0
+    return CacheTensor(cache.data_ptr(), *cache.stride()[:3], unit * size, block, slot, slot_bytes)
 
 
 class Caches:

@@ -27,6 +27,7 @@ struct CacheTensor {  // [num_blocks, block_size, num_kv_heads, head_dim]
   uint32_t unit;
   uint32_t units_block;
   uint32_t units_slot;
+  uint32_t slot_bytes;  // from a slot to the next, if blocks are whole slices of 16 slots; else 0
 };
 
 struct OutputTensor {  // [rows, num_qo_heads, head_dim_v]

@@ -160,6 +160,11 @@ struct Loader {
     const uint32_t values = keys + S::kSlice * S::kPitchK;
     const CacheTensor& k = cta.p.k;
     const CacheTensor& v = cta.p.v;
+    if (kSlicesAtOnce && k.slot_bytes != 0 && v.slot_bytes != 0 && __all_sync(0xffffffff, token.seen)) {
+      copy_of_block<S::kDim, S::kPitchK>(keys, k, head_of(k, work.head), page, token.offset);
+      copy_of_block<S::kDimV, S::kPitchV>(values, v, head_of(v, work.head), page, token.offset);
+      return;
+    }
     // A token's offset behind the cache's first, in the cache's units.
     const auto offset_in = [&](const CacheTensor& cache) {
       return token.seen ? page * cache.units_block + token.offset * cache.units_slot : kNowhere;
@@ -190,6 +195,25 @@ struct Loader {
   static constexpr bool kWholeRows = 32 % kChunks<kWidth> == 0;
   template <int kWidth>
   static constexpr int kRows = 32 / kChunks<kWidth>;
+
+  static constexpr bool kSlicesAtOnce = kWholeRows<S::kDim> && kWholeRows<S::kDimV>;
+
+  // A slice whose 16 tokens lie one after the other in block `page`; `offset` is that of the lane's token.
+  template <int kWidth, int kPitch>
+  __device__ __forceinline__ void copy_of_block(uint32_t rows, const CacheTensor& cache, const char* head, uint32_t page,
+                                                int32_t offset) const {
+    const uint32_t lane = cta.lane();
+    const uint32_t row = lane / kChunks<kWidth>;
+    const uint32_t chunk = lane % kChunks<kWidth>;
+    const uint32_t first = offset - lane % S::kSlice + row;
+    const char* from =
+        multiply_add(page * cache.units_block + first * cache.units_slot, cache.unit, head + chunk * 16);
+#pragma unroll
+    for (int copy = 0; copy < S::kSlice / kRows<kWidth>; ++copy) {
+      copy_async(place_of<kWidth, kPitch>(rows, copy, copy * kRows<kWidth> + row, chunk), from);
+      from = anew(from + kRows<kWidth> * cache.slot_bytes);  // two instructions; multiples of the stride are three
+    }
+  }
 
   // copy(at, which, row, chunk) for every chunk of the slice's rows that falls to this lane: `at` is the offset of the
   // row's token, of which the lane of that token has `offset`.

@@ -14,6 +14,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
 }
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from));
+}
 // The same from `offset` units behind `base`; zeros where the offset is kNowhere, and nothing is read then.
 constexpr uint32_t kNowhere = 0xffffffff;
 __device__ __forceinline__ void copy_async(uint32_t to, const char* base, uint32_t offset, uint32_t unit) {
@@ -82,6 +85,12 @@ __device__ __forceinline__ int32_t load_shared(uint32_t address) {
 __device__ __forceinline__ const char* multiply_add(int32_t a, int32_t b, const char* base) {
   uint64_t sum;
   asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(reinterpret_cast<uint64_t>(base)));
+  return reinterpret_cast<const char*>(sum);
+}
+
+__device__ __forceinline__ const char* multiply_add(uint32_t a, uint32_t b, const char* base) {
+  uint64_t sum;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(reinterpret_cast<uint64_t>(base)));
   return reinterpret_cast<const char*>(sum);
 }
 
