@@ -17,45 +17,36 @@
 namespace attnloom {
 namespace sm80 {
 
-// Runs the pieces from `at` on that have query tiles of one kind; returns where the other kind begins, or the end.
+// Runs the pieces from `piece` on that have query tiles of one kind and come with one stream of the loader; returns
+// where it ends.
 template <typename S, typename Tile>
-__device__ __forceinline__ Coordinate run_pieces(const Cta<S>& cta, Coordinate at) {
-  Loader<S, Tile::kStages> loader(cta, at, Tile::kTall);
+__device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) {
+  Loader<S, Tile::kStages> loader(cta, piece, Tile::kTall);
   int stage = Tile::kStages - 1;  // computed last: free until the next load
   Tile tile(cta);
 #pragma unroll 1
-  while (at < cta.stretch().stop) {
-    const bool prepared = loader.prepared(at);
-    // Else it is a piece without tiles, which still has rows to write.
-    if (!prepared && (cta.tile(at.tile).rows > S::kShortRows) != Tile::kTall) break;
-    if (prepared) {
-      loader.begin();
-    } else {
-      cta.passed_over().set(cta, cta.piece_at(at));
-      cta.compute_passed_over();
-    }
-    Work<S>& work = cta.computing();
+  for (; piece < cta.stretch().pieces && cta.work(piece).tall() == Tile::kTall; ++piece) {
+    look_ahead(cta, piece);
     KvTiles<S> tiles;
-    tiles.start(cta, work);
-    tile.begin(work, tiles.has());
-    cta.stretch().end_tile = tiles.end;
-    for (; tiles.tile < anew(cta.stretch().end_tile); tiles.next(cta, work)) {
+    tiles.start(cta, cta.work(piece));
+    if (tiles.has() && !loader.covers(piece)) break;
+    tile.begin(cta.work(piece), tiles.has());
+    for (; tiles.tile < anew(cta.work(piece).tiles.end); tiles.next(cta, cta.work(piece))) {
       const int next = stage + 1 == Tile::kStages ? 0 : stage + 1;
-      tile.await(work, tiles, next);
-      tile.compute(work, tiles, next, loader, stage);
+      tile.await(cta.work(piece), tiles, next);
+      tile.compute(cta.work(piece), tiles, next, [&] { loader.load(piece, stage); });
       stage = next;
     }
-    at = cta.computing().next;
-    const bool known = loader.prepared(at);
-    tile.end(cta.computing(), known, loader.next(), stage);
-    if (!cta.computing().piece.whole()) {
-      merge_if_last<S>(reinterpret_cast<float*>(cta.slice(stage, 0)));
-      tile.merged(known, loader.next());
+    const bool known = loader.covers(piece + 1);
+    tile.end(cta.work(piece), known, cta.work(piece + 1), stage);
+    if (!cta.work(piece).piece.whole()) {
+      merge_if_last<S>(piece, reinterpret_cast<float*>(cta.slice(stage, 0)));
+      tile.merged(known, cta.work(piece + 1));
     }
   }
   wait_copies<0>();
   __syncthreads();
-  return at;
+  return piece;
 }
 
 template <typename S>
@@ -63,14 +54,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     attention_kernel(const __grid_constant__ AttentionParams params,
                      const __grid_constant__ typename S::HookParams hooks) {
   const Cta<S> cta{params, hooks};
-  cta.prepare();
-  __syncwarp();
-  Coordinate at = cta.stretch().next;
+  if (cta.warp() == 0) {
+    if (cta.lane() == 0) cta.prepare();
+    __syncwarp();
+    make_pieces<S>(0);
+  }
+  __syncthreads();
+  int32_t piece = 0;
 #pragma unroll 1
-  while (at < cta.stretch().stop) {
-    at = run_pieces<S, Short<S>>(cta, at);
+  while (piece < cta.stretch().pieces) {
+    piece = run_pieces<S, Short<S>>(cta, piece);
     if constexpr (S::kTall) {
-      if (at < cta.stretch().stop) at = run_pieces<S, Tall<S>>(cta, at);
+      if (piece < cta.stretch().pieces) piece = run_pieces<S, Tall<S>>(cta, piece);
     }
   }
 }

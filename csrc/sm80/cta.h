@@ -14,32 +14,22 @@ namespace sm80 {
 template <typename S>
 struct Work;
 
-// A query tile of the plan and its request, as the true lengths say.
-struct QueryTileInfo {
-  int64_t start;  // of the request's block ids
-  int32_t kv_tiles;
-  int32_t request;
-  int32_t row;  // first folded row in the request
-  int32_t rows;
-  int32_t first_token;  // of the request, in q
-  int32_t qo_len;
-  int32_t kv_len;
-  int32_t last_position;  // of the request's last slot
-};
-
-// What a warp knows of the worker's stretch; warps are not in step. Query tiles come 32 at a time: three dependent
-// reads of global memory for all of them together, instead of for each.
+// The worker's stretch of the plan: pieces 0, 1, ... of consecutive items, of which the first may begin and the last
+// may end within its item.
 struct Stretch {
-  Coordinate next;  // where the loader goes on
+  Coordinate start;
   Coordinate stop;
-  int32_t first;  // tile of entry 0; none is there before the first fill
-  int32_t end;
-  int32_t computing;  // place of the piece that is computed
-  int32_t end_tile;   // where its KV tiles end
+  int32_t heads;   // of the line
+  int32_t pieces;  // in all
   // Of the launch: a call takes no registers for them.
   const AttentionParams* params;
   const void* hooks;
-  QueryTileInfo tiles[32];
+
+  __device__ Piece piece(PlanView<const int32_t> plan, int32_t index) const {
+    const int32_t item = start.tile * heads + start.head + index;
+    const Coordinate at{item / heads, item % heads, index == 0 ? start.kv : 0};
+    return piece_of(at, stop, plan.tile_kv_tiles()[at.tile]);
+  }
 };
 
 extern __shared__ __align__(128) char shared_memory[];
@@ -52,17 +42,35 @@ struct Cta {
   __device__ __forceinline__ uint32_t lane() const { return thread_anew() % 32; }
   __device__ __forceinline__ uint32_t warp() const { return thread_anew() / 32; }
 
-  // Sets what the warp knows at the beginning.
+  // One thread sets what the CTA knows at the beginning.
   __device__ void prepare() const {
     const PlanHeader& header = plan().header();
-    stretch().next = plan().start(blockIdx.x / header.lockstep);
-    stretch().stop = plan().start(blockIdx.x / header.lockstep + 1);
-    stretch().first = stretch().end = 0;
-    stretch().params = &p;
-    stretch().hooks = &hooks;
+    Stretch made;
+    made.start = plan().start(blockIdx.x / header.lockstep);
+    made.stop = plan().start(blockIdx.x / header.lockstep + 1);
+    made.heads = header.num_kv_heads / header.lockstep;
+    made.pieces = 0;
+    if (made.start < made.stop) {
+      const int32_t items = (made.stop.tile - made.start.tile) * made.heads + made.stop.head - made.start.head;
+      made.pieces = items + (made.stop.kv > 0);
+    }
+    made.params = &p;
+    made.hooks = &hooks;
+    stretch_of_cta() = made;
+  }
+  // What functions that are not inlined begin with.
+  static __device__ Cta again() {
+    const Stretch& known = stretch_of_cta();
+    return {*known.params, *static_cast<const typename S::HookParams*>(known.hooks)};
   }
 
   __device__ PlanView<const int32_t> plan() const { return {anew(p.plan)}; }
+  __device__ const Stretch& stretch() const { return stretch_of_cta(); }
+  // A piece that the table holds (pieces.h).
+  __device__ __forceinline__ Work<S>& work(int32_t piece) const {
+    return *reinterpret_cast<Work<S>*>(shared_memory + S::kWorksAt + (piece & (S::kTable - 1)) * kWorkBytes);
+  }
+
   __device__ char* slice(int stage, int of_warp) const {
     return shared_memory + stage * S::kStageBytes + of_warp * S::kSliceBytes;
   }
@@ -76,69 +84,10 @@ struct Cta {
   __device__ int32_t* page_positions(int place) const { return page_ids(place) + (S::kShortStages - 1) * S::kTileKv; }
   __device__ float* states() const { return reinterpret_cast<float*>(shared_memory + S::kStatesAt); }  // [warps][16][2]
 
-  // Of the warp: the pieces between the loader and the computation, one after the other, and one that the loader passed
-  // over.
-  __device__ __forceinline__ Work<S>& ring(int32_t piece) const { return *works(piece & (S::kRing - 1)); }
-  __device__ __forceinline__ Work<S>& passed_over() const { return *works(S::kRing); }
-  // The one that is computed, which may be asked for anew instead of keeping a register.
-  __device__ __forceinline__ Work<S>& computing() const { return *works(anew(stretch().computing)); }
-  __device__ void compute_next(int32_t piece) const { set_computing(piece & (S::kRing - 1)); }
-  __device__ void compute_passed_over() const { set_computing(S::kRing); }
-
-  __device__ Stretch& stretch() const { return stretch_of_warp(); }
-  // What functions that are not inlined begin with.
-  static __device__ Cta again() {
-    const Stretch& known = stretch_of_warp();
-    return {*known.params, *static_cast<const typename S::HookParams*>(known.hooks)};
-  }
-  // A tile of the stretch. All lanes of a warp together.
-  __device__ const QueryTileInfo& tile(int32_t index) const {
-    Stretch& known = stretch();
-    if (index < known.first || index >= known.end) fill(known, index);
-    return known.tiles[index - known.first];
-  }
-  // The piece that begins at `at`.
-  __device__ Piece piece_at(Coordinate at) const { return piece_of(at, stretch().stop, tile(at.tile).kv_tiles); }
-
  private:
-  static __device__ Stretch& stretch_of_warp() {
+  static __device__ Stretch& stretch_of_cta() {
     static_assert(sizeof(Stretch) <= kStretchBytes, "kStretchBytes holds a Stretch");
-    return *reinterpret_cast<Stretch*>(shared_memory + S::kStretchesAt + thread_anew() / 32 * kStretchBytes);
-  }
-  __device__ void set_computing(int32_t place) const {
-    __syncwarp();
-    stretch().computing = place;
-    __syncwarp();
-  }
-  __device__ Work<S>* works(int32_t place) const {
-    return reinterpret_cast<Work<S>*>(shared_memory + S::kWorksAt + (warp() * (S::kRing + 1) + place) * kWorkBytes);
-  }
-  __device__ void fill(Stretch& known, int32_t first) const {
-    const Coordinate stop = stretch().stop;
-    const int32_t end = min(first + 32, stop.tile + (stop.head > 0 || stop.kv > 0));
-    const int32_t index = first + lane();
-    __syncwarp();
-    if (index < end) {
-      QueryTileInfo made;
-      made.kv_tiles = plan().tile_kv_tiles()[index];
-      made.request = plan().tile_request()[index];
-      made.row = plan().tile_row()[index];
-      made.rows = plan().tile_rows()[index];
-      made.start = p.layout.starts[made.request];
-      made.kv_len = p.layout.lengths[made.request];
-      made.first_token = plan().qo_indptr()[made.request];
-      made.qo_len = plan().qo_indptr()[made.request + 1] - made.first_token;
-      made.last_position = made.kv_len - 1;
-      if (p.layout.positions != nullptr && made.kv_len > 0) {
-        const int32_t block = p.block_size.divide(made.kv_len - 1);
-        made.last_position = p.layout.positions[made.start + p.layout.entry_of(block)] +
-                             (made.kv_len - 1 - block * static_cast<int32_t>(p.layout.block_size));
-      }
-      known.tiles[lane()] = made;
-    }
-    known.first = first;
-    known.end = end;
-    __syncwarp();
+    return *reinterpret_cast<Stretch*>(shared_memory + S::kStretchAt);
   }
 };
 

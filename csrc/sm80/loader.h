@@ -8,88 +8,59 @@
 
 #include "planner/plan.h"
 #include "sm80/kv_tiles.h"
+#include "sm80/pieces.h"
 #include "sm80/ptx.h"
 #include "sm80/work.h"
 
 namespace attnloom {
 namespace sm80 {
 
-// A tile of a piece on its way through the loader.
-template <typename S>
-struct Cursor {
-  int32_t piece;  // of the warp's ring
-  KvTiles<S> tiles;
-};
-
-// Moves to the next piece that has a tile to load, if its query tile is of the right kind. Not inlined: it is long, and
-// called once a piece.
-template <typename S>
-__device__ __noinline__ Cursor<S> find_piece(int32_t piece, bool tall) {
-  const Cta<S> cta = Cta<S>::again();
-  Coordinate at = cta.stretch().next;
-  Cursor<S> found{piece, {}};
-  while (at < cta.stretch().stop && !found.tiles.has()) {
-    if ((cta.tile(at.tile).rows > S::kShortRows) != tall) break;
-    Work<S>& work = cta.ring(piece + 1);
-    work.set(cta, cta.piece_at(at));
-    found.tiles.start(cta, work);
-    at = work.next;
-    found.piece = piece + found.tiles.has();
-  }
-  __syncwarp();
-  cta.stretch().next = at;
-  return found;
-}
-
 template <typename S, int kStages>
 struct Loader {
   static constexpr int kAhead = kStages - 1;  // how far rows are ahead of the computation, and page ids of rows
+  static_assert(2 * kAhead < kLead, "the table holds every piece that the loader comes to");
 
+  // A tile of a piece on its way through the loader.
+  struct Cursor {
+    int32_t piece;
+    KvTiles<S> tiles;
+  };
   // In shared memory: registers are short, and these are needed once a tile. All lanes of a warp write the same.
   struct State {
-    Cursor<S> asked;   // the next tile whose page ids are asked for, in the last piece that was found
-    Cursor<S> copied;  // the next tile whose rows are copied
-    int32_t place;     // of its page ids
-    int32_t begun;     // pieces of the ring whose computation has begun
+    Cursor asked;   // the next tile whose page ids are asked for; without tiles: the stream ends behind its piece
+    Cursor copied;  // the next tile whose rows are copied
+    int32_t place;  // of its page ids
   };
 
   const Cta<S>& cta;
   const bool tall;  // the kind of query tile whose KV is loaded; the stream ends at the first piece of the other kind
 
-  // From the piece that begins at `at`: the first kAhead tiles are on their way afterwards.
-  __device__ Loader(const Cta<S>& of, Coordinate at, bool of_tall) : cta(of), tall(of_tall) {
-    cta.stretch().next = at;
-    __syncwarp();
-    State now{find_piece<S>(0, tall), {0, {}}, 0, 0};
+  // From piece `first` on: the first kAhead tiles are on their way afterwards.
+  __device__ Loader(const Cta<S>& of, int32_t first, bool of_tall) : cta(of), tall(of_tall) {
+    State now{{first - 1, {}}, {first - 1, {}}, 0};
+    find(now.asked, first);
 #pragma unroll 1
-    for (int place = 0; place < kAhead; ++place) ask(now.asked, place);
+    for (int place = 0; place < kAhead; ++place) ask(now.asked, first, place);
     follow(now);
     commit_copies();
     wait_copies<0>();
     save(now);
 #pragma unroll 1
-    for (int stage = 0; stage < kAhead; ++stage) load(stage);
+    for (int stage = 0; stage < kAhead; ++stage) load(first, stage);
   }
 
-  // Whether the piece that begins at `at` is the next in the ring.
-  __device__ bool prepared(Coordinate at) const { return state().asked.piece > state().begun && next().is(at); }
-  __device__ Work<S>& next() const { return cta.ring(state().begun + 1); }
-  // The next piece of the ring begins.
-  __device__ void begin() const {
-    const int32_t begun = state().begun + 1;
-    __syncwarp();
-    state().begun = begun;
-    cta.compute_next(begun);
-  }
+  // Whether the tiles of a piece come with this stream.
+  __device__ bool covers(int32_t piece) const { return piece <= state().asked.piece; }
 
-  // Starts the copies of the next tile, and those of the page ids of the tile kAhead after it.
-  __device__ __forceinline__ void load(int stage) const {
+  // While piece `computing` is computed: starts the copies of the next tile, and those of the page ids of the tile
+  // kAhead after it.
+  __device__ __forceinline__ void load(int32_t computing, int stage) const {
     State now = state();
     if (now.copied.tiles.has()) {
       copy_slice(now.copied, now.place, stage);
-      now.copied.tiles.next(cta, cta.ring(now.copied.piece));
+      now.copied.tiles.next(cta, cta.work(now.copied.piece));
       follow(now);
-      ask(now.asked, now.place);
+      ask(now.asked, computing, now.place);
       now.place = now.place + 1 == kAhead ? 0 : now.place + 1;
       save(now);
     }
@@ -107,11 +78,29 @@ struct Loader {
     __syncwarp();
   }
 
+  // Moves on to the next piece of the stream that has a tile. At the end of what the table holds the stream ends: that
+  // is far behind `computing` unless pieces without tiles lie between.
+  __device__ __forceinline__ void find(Cursor& asked, int32_t computing) const {
+    const int32_t known = pieces_known(cta, computing);
+#pragma unroll 1
+    for (int32_t piece = asked.piece + 1; piece < known; ++piece) {
+      const Work<S>& work = cta.work(piece);
+      if (work.tall() != tall) return;
+      KvTiles<S> tiles;
+      tiles.start(cta, work);
+      if (tiles.has()) {
+        asked = {piece, tiles};
+        return;
+      }
+    }
+  }
+
   // Moves on to the piece with the next tile to copy, if its page ids were asked for.
   __device__ __forceinline__ void follow(State& now) const {
-    if (now.copied.tiles.has() || now.copied.piece == now.asked.piece) return;
-    ++now.copied.piece;
-    now.copied.tiles.start(cta, cta.ring(now.copied.piece));
+    while (!now.copied.tiles.has() && now.copied.piece < now.asked.piece) {
+      ++now.copied.piece;
+      now.copied.tiles.start(cta, cta.work(now.copied.piece));
+    }
   }
 
   // The lane's token of the warp's slice of a tile: token lane % 16.
@@ -128,32 +117,28 @@ struct Loader {
   }
 
   // Asks for the page ids of the next tile, for which there is room at `place`.
-  __device__ __forceinline__ void ask(Cursor<S>& asked, int place) const {
+  __device__ __forceinline__ void ask(Cursor& asked, int32_t computing, int place) const {
     if (!asked.tiles.has()) return;
-    const Work<S>& work = cta.ring(asked.piece);
+    const Work<S>& work = cta.work(asked.piece);
     const Token token = token_of(work, asked.tiles.tile);
     if (cta.lane() < S::kSlice) {
-      copy_word(shared_address(cta.page_ids(place)) + cta.lane() * 4, work.blocks + cta.p.layout.entry_of(token.entry));
-      if (work.positions != nullptr) {
+      const int32_t pitch = static_cast<int32_t>(cta.p.layout.index_stride) * 4;
+      copy_word(shared_address(cta.page_ids(place)) + cta.lane() * 4, multiply_add(token.entry, pitch, work.blocks));
+      if (cta.p.layout.positions != nullptr) {
         copy_word(shared_address(cta.page_positions(place)) + cta.lane() * 4,
-                  work.positions + cta.p.layout.entry_of(token.entry));
+                  multiply_add(token.entry, pitch, work.positions));
       }
     }
     asked.tiles.next(cta, work);
-    if (!asked.tiles.has()) asked = find_piece<S>(asked.piece, tall);
-  }
-
-  __device__ __forceinline__ const char* head_of(const CacheTensor& cache, int32_t head) const {
-    return multiply_add(head, static_cast<int32_t>(cache.stride_head) * static_cast<int32_t>(sizeof(typename S::Kv)),
-                        static_cast<const char*>(cache.data));
+    if (!asked.tiles.has()) find(asked, computing);
   }
 
   // The rows of the warp's slice of the tile at `copied`, whose page ids lie at `place`, to the stage.
-  __device__ __forceinline__ void copy_slice(const Cursor<S>& copied, int place, int stage) const {
-    const Work<S>& work = cta.ring(copied.piece);
+  __device__ __forceinline__ void copy_slice(const Cursor& copied, int place, int stage) const {
+    const Work<S>& work = cta.work(copied.piece);
     const Token token = token_of(work, copied.tiles.tile);
     const uint32_t page = load_shared(shared_address(cta.page_ids(place)) + cta.lane() % S::kSlice * 4);
-    if (work.positions != nullptr && cta.lane() < S::kSlice) {
+    if (cta.p.layout.positions != nullptr && cta.lane() < S::kSlice) {
       cta.positions(stage)[cta.warp() * S::kSlice + cta.lane()] = cta.page_positions(place)[cta.lane()] + token.offset;
     }
     const uint32_t keys = shared_address(cta.slice(stage, cta.warp()));
@@ -161,8 +146,8 @@ struct Loader {
     const CacheTensor& k = cta.p.k;
     const CacheTensor& v = cta.p.v;
     if (kSlicesAtOnce && k.slot_bytes != 0 && v.slot_bytes != 0 && __all_sync(0xffffffff, token.seen)) {
-      copy_of_block<S::kDim, S::kPitchK>(keys, k, head_of(k, work.head), page, token.offset);
-      copy_of_block<S::kDimV, S::kPitchV>(values, v, head_of(v, work.head), page, token.offset);
+      copy_of_block<S::kDim, S::kPitchK>(keys, k, work.keys, page, token.offset);
+      copy_of_block<S::kDimV, S::kPitchV>(values, v, work.values, page, token.offset);
       return;
     }
     // A token's offset behind the cache's first, in the cache's units.
@@ -170,8 +155,8 @@ struct Loader {
       return token.seen ? page * cache.units_block + token.offset * cache.units_slot : kNowhere;
     };
     const uint32_t offset = offset_in(k);
-    const char* from_k = head_of(k, work.head);
-    const char* from_v = head_of(v, work.head);
+    const char* from_k = work.keys;
+    const char* from_v = work.values;
     if (S::kDim == S::kDimV && k.unit == v.unit && k.units_block == v.units_block && k.units_slot == v.units_slot) {
       // As caches mostly are: one offset for both.
       for_chunks<S::kDim>(offset, [&](uint32_t at, int copy, int row, int chunk) {

@@ -210,9 +210,9 @@ struct Merge {
 
 // Not inlined: it is long, and little of the main loop is alive here. `room`: a stage.
 template <typename S>
-__device__ __noinline__ void merge_if_last(float* room) {
+__device__ __noinline__ void merge_if_last(int32_t piece, float* room) {
   const Cta<S> cta = Cta<S>::again();
-  Merge<S>{cta}.arrive(cta.computing(), room);
+  Merge<S>{cta}.arrive(cta.work(piece), room);
 }
 
 }  // namespace sm80

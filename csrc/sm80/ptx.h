@@ -82,13 +82,13 @@ __device__ __forceinline__ int32_t load_shared(uint32_t address) {
 }
 
 // base + a * b, the product in 64 bits.
-__device__ __forceinline__ const char* multiply_add(int32_t a, int32_t b, const char* base) {
+__device__ __forceinline__ const char* multiply_add(int32_t a, int32_t b, const void* base) {
   uint64_t sum;
   asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(reinterpret_cast<uint64_t>(base)));
   return reinterpret_cast<const char*>(sum);
 }
 
-__device__ __forceinline__ const char* multiply_add(uint32_t a, uint32_t b, const char* base) {
+__device__ __forceinline__ const char* multiply_add(uint32_t a, uint32_t b, const void* base) {
   uint64_t sum;
   asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(reinterpret_cast<uint64_t>(base)));
   return reinterpret_cast<const char*>(sum);

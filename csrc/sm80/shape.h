@@ -14,9 +14,9 @@
 namespace attnloom {
 namespace sm80 {
 
-constexpr int kWorkBytes = 128;              // of a Work (work.h)
-constexpr int kLoaderBytes = 64;             // of a Loader::State (loader.h)
-constexpr int kStretchBytes = 56 + 32 * 40;  // of a Stretch (cta.h)
+constexpr int kWorkBytes = 136;    // of a Work (work.h): 34 words, so that lanes that write one each meet other banks
+constexpr int kLoaderBytes = 64;   // of a Loader::State (loader.h)
+constexpr int kStretchBytes = 48;  // of a Stretch (cta.h)
 
 constexpr int round_up(int value, int to) { return (value + to - 1) / to * to; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -67,9 +67,9 @@ struct Shape {
   static constexpr int kOutputRows = 16 * kPitchOut * 4 <= kSliceBytes ? 16 : 8;
   static_assert(kOutputRows * kPitchOut * 4 <= kSliceBytes, "8-bit slices hold 8 rows");
 
-  // Pieces of a warp at once: one computed, one for each tile whose rows or page ids are on their way, and the next.
-  static constexpr int kRing = 8;
-  static_assert(2 * kShortStages <= kRing && 2 * kTallStages <= kRing, "no piece is overwritten that is still needed");
+  // The table of pieces: of two batches, one is computed and the other is made.
+  static constexpr int kBatch = 16;
+  static constexpr int kTable = 2 * kBatch;
 
   // Shared memory: the stages, with the tall tile's queries behind its own; then small things.
   static constexpr int kTallQueriesAt = kTallStages * kStageBytes;
@@ -80,9 +80,10 @@ struct Shape {
   static constexpr int kPagesAt = kStatesAt + kWarps * 16 * 2 * 4;
   static constexpr int kTotalsAt = kPagesAt + 2 * (kShortStages - 1) * kTileKv * 4;
   static constexpr int kFlagAt = kTotalsAt + (kTall ? kThreads * kFragments * 8 : 0);
-  static constexpr int kWorksAt = kFlagAt + 16;
-  static constexpr int kStretchesAt = kWorksAt + kWarps * (kRing + 1) * kWorkBytes;
-  static constexpr int kLoadersAt = kStretchesAt + kWarps * kStretchBytes;
+  static constexpr int kStretchAt = kFlagAt + 16;
+  static constexpr int kWorksAt = kStretchAt + kStretchBytes;
+  static constexpr int kSeenAt = kWorksAt + kTable * kWorkBytes;
+  static constexpr int kLoadersAt = kSeenAt + (kTall ? kWarps * 16 : 0);
   static constexpr int kSharedBytes = kLoadersAt + kWarps * kLoaderBytes;
 
   // CTAs that share a multiprocessor of Hopper, as shared memory (227 KB and 1 KB of each CTA's) and registers allow.

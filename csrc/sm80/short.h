@@ -37,7 +37,7 @@ struct Short {
   float query_scale[2];
   uint32_t queries[S::kQueriesInRegisters ? S::kDim / 16 : 1][4];
 
-  __device__ void begin(Work<S>& work, bool) {
+  __device__ void begin(const Work<S>& work, bool) {
     if constexpr (S::kQueriesInRegisters) {
       if (!asked) Queries<S>::load(cta, work, queries);
       asked = false;
@@ -58,9 +58,10 @@ struct Short {
     transform_slice(cta, work, tiles.tile, stage);
   }
 
-  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage,
-                                          Loader<S, kStages>& loader, int free_stage) {
-    loader.load(free_stage);
+  // `load` starts the copies of the next tile.
+  template <typename Load>
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Load load) {
+    load();
     const uint32_t keys = shared_address(cta.slice(stage, cta.warp()));
     float score[1][2][4];
     multiply_keys<S, KeyMath, 1, 1>(

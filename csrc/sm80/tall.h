@@ -43,22 +43,27 @@ struct Tall {
 
   __device__ int first_row() const { return cta.warp() * 16 * kFragments; }
 
-  __device__ void begin(Work<S>& work, bool any_tiles) {
+  __device__ void begin(const Work<S>& work, bool any_tiles) {
     if (any_tiles && !asked) ask(work);
+    if (!any_tiles && asked) wait_copies<0>();  // of queries that nobody reads
     asked = false;
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) rows[m].reset();
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) totals()[m] = make_float2(0.0f, 0.0f);
+    // The band of the warp's own rows: masks are needed in fewer tiles. Without rows there is nothing to do but to load.
     const int count = min(16 * kFragments, work.rows - first_row());
-    work.any_of_warp = work.any;
-    if (count <= 0) work.any_of_warp = work.band_free = {0, 0};  // nothing to do but to load
-    if (count <= 0 || !cta.plan().header().trimmed) return;
-    // The band of the warp's own rows: masks are needed in fewer tiles.
-    const Band band = cta.plan().header().band;
-    const QueryTile queries = work.queries_of(cta, first_row(), count);
-    work.any_of_warp = intersect(work.any, visible_to_any(band, queries.first, queries.last, work.kv_len));
-    work.band_free = intersect(visible_to_all(band, queries.first, queries.last, work.kv_len), work.any);
+    Seen own{{0, 0}, {0, 0}};
+    if (count > 0) own = {work.any, work.band_free};
+    if (count > 0 && cta.plan().header().trimmed) {
+      const Band band = cta.plan().header().band;
+      const QueryTile queries = work.queries_of(cta, first_row(), count);
+      own.any = intersect(work.any, visible_to_any(band, queries.first, queries.last, work.kv_len));
+      own.free = intersect(visible_to_all(band, queries.first, queries.last, work.kv_len), work.any);
+    }
+    __syncwarp();
+    seen() = own;
+    __syncwarp();
   }
 
   // Every warp's copies have landed, and every warp is done with the other stage.
@@ -68,16 +73,17 @@ struct Tall {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage,
-                                          Loader<S, kStages>& loader, int free_stage) {
-    loader.load(free_stage);
+  // `load` starts the copies of the next tile.
+  template <typename Load>
+  __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Load load) {
+    load();
     // Inside the band of all the warp's rows.
-    const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(work.band_free);
+    const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(seen().free);
 #pragma unroll 1
     for (int part = 0; part < S::kTileKv / kPart; ++part) {
       const Columns<2 * kSlices> columns{tiles.tile * S::kTileKv + part * kPart,
                                          shared_address(cta.positions(stage) + part * kPart)};
-      if (!free && (columns.first >= work.any_of_warp.end || columns.first + kPart <= work.any_of_warp.begin)) continue;
+      if (!free && (columns.first >= seen().any.end || columns.first + kPart <= seen().any.begin)) continue;
       const uint32_t lane = cta.lane();
       const uint32_t queries = shared_address(shared_memory + S::kTallQueriesAt + first_row() * S::kPitchQ);
       float score[kFragments][2 * kSlices][4];
@@ -126,6 +132,13 @@ struct Tall {
   __device__ void merged(bool, const Work<S>&) const {}
 
  private:
+  struct Seen {
+    Range any;   // slots that some query of the warp's own rows sees
+    Range free;  // slots inside the band of all of them
+  };
+  // In shared memory, for the piece that is computed.
+  __device__ Seen& seen() const { return reinterpret_cast<Seen*>(shared_memory + S::kSeenAt)[cta.warp()]; }
+
   struct Finished {
     float factor;  // of the values
     float lse;

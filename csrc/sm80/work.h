@@ -1,10 +1,11 @@
-// What a warp works on: a piece of the plan as the true lengths say.
+// What a CTA works on: a piece of the plan as the true lengths say.
 #pragma once
 
 #include <cstdint>
 
 #include "common/band.h"
 #include "common/params.h"
+#include "common/request.h"
 #include "common/visible.h"
 #include "planner/plan.h"
 #include "sm80/cta.h"
@@ -19,12 +20,10 @@ struct Folded {
   int32_t head;
 };
 
-// A piece as the true lengths say. It lies in shared memory, a copy for each warp: the same for all lanes, and most of
-// it is needed too seldom for registers.
+// A piece as the true lengths say. It lies in shared memory: most of it is needed too seldom for registers.
 template <typename S>
 struct Work {
   Piece piece;
-  Coordinate next;  // where the stretch goes on
   int32_t request;
   int32_t row;   // first folded row of the query tile in its request
   Folded first;  // what it is
@@ -32,43 +31,39 @@ struct Work {
   int32_t head;  // kv head
   int32_t kv_len;
   int32_t first_position;  // of the request's first query
-  int32_t last_position;   // of its last slot
   int32_t first_token;     // its row in q
   const int32_t* blocks;
   const int32_t* positions;  // of blocks, or null
-  Range any;                 // slots that some query sees: no others are read
-  Range any_of_warp;         // of a tall tile: slots that some query of the warp's own rows sees
-  Range band_free;           // slots inside the band of every query
-  Range mask_free;           // slots that logits_mask leaves to every query
+  const char* keys;          // of the kv head, in the caches
+  const char* values;
+  Range any;        // slots that some query sees: no others are read
+  Range tiles;      // the piece's KV tiles; under a block mask, the item's
+  Range band_free;  // slots inside the band of every query
+  Range mask_free;  // slots that logits_mask leaves to every query
 
-  // Whether this is the piece that begins at `at`.
-  __device__ bool is(Coordinate at) const {
-    return piece.tile == at.tile && piece.head == at.head && piece.kv_begin == at.kv;
-  }
+  __device__ bool tall() const { return rows > S::kShortRows; }
 
-  // All lanes of a warp write the same.
-  __device__ void set(const Cta<S>& cta, const Piece& piece) {
+  // A thread makes it by itself.
+  __device__ void set(const Cta<S>& cta, const Piece& of) {
+    static_assert(sizeof(Work<S>) <= kWorkBytes, "kWorkBytes holds a Work");
     const LayoutTensors& layout = cta.p.layout;
-    const QueryTileInfo tile = cta.tile(piece.tile);
+    const PlanView<const int32_t> plan = cta.plan();
     const int32_t group = cta.p.group;
-    Work<S> made;
-    made.piece = piece;
-    made.next = cta.plan().after(piece);
-    made.request = tile.request;
-    made.row = tile.row;
-    made.rows = tile.rows;
-    made.first = {tile.row / group, tile.row % group};
-    made.head = cta.plan().kv_head(blockIdx.x, piece.head);
-    made.first_token = tile.first_token;
-    made.kv_len = tile.kv_len;
-    made.blocks = layout.indices + tile.start;
-    made.positions = layout.positions == nullptr ? nullptr : layout.positions + tile.start;
-    made.last_position = tile.last_position;
-    made.first_position = tile.last_position + 1 - tile.qo_len;
-    made.see(cta);
-    __syncwarp();
-    *this = made;
-    __syncwarp();
+    piece = of;
+    request = plan.tile_request()[piece.tile];
+    row = plan.tile_row()[piece.tile];
+    rows = plan.tile_rows()[piece.tile];
+    first = {row / group, row % group};
+    head = plan.kv_head(blockIdx.x, piece.head);
+    const Request known(layout, plan.qo_indptr(), request);
+    first_token = known.first_token;
+    kv_len = known.kv_len;
+    first_position = known.query_position(0);
+    blocks = known.blocks;
+    positions = known.positions;
+    keys = head_of(cta.p.k);
+    values = head_of(cta.p.v);
+    see(cta);
   }
 
   // Row `index` of the query tile.
@@ -86,21 +81,30 @@ struct Work {
   __device__ QueryTile queries(const Cta<S>& cta) const { return queries_of(cta, 0, rows); }
 
  private:
+  __device__ const char* head_of(const CacheTensor& cache) const {
+    return static_cast<const char*>(cache.data) +
+           head * cache.stride_head * static_cast<int64_t>(sizeof(typename S::Kv));
+  }
+
   __device__ void see(const Cta<S>& cta) {
-    static_assert(sizeof(Work<S>) <= kWorkBytes, "kWorkBytes holds a Work");
     const PlanHeader& header = cta.plan().header();
     const QueryTile tile = queries(cta);
     any = {0, kv_len};
     band_free = mask_free = {0, 0};
-    if (!header.trimmed) return;
-    any = visible_to_any(header.band, tile.first, tile.last, kv_len);
-    if constexpr (S::Variant::kHasVisible) {
-      any = intersect(any, S::Variant::visible(cta.hooks, request, tile.first, tile.last, kv_len));
+    if (header.trimmed) {
+      any = visible_to_any(header.band, tile.first, tile.last, kv_len);
+      if constexpr (S::Variant::kHasVisible) {
+        any = intersect(any, S::Variant::visible(cta.hooks, request, tile.first, tile.last, kv_len));
+      }
+      band_free = intersect(visible_to_all(header.band, tile.first, tile.last, kv_len), any);
+      if constexpr (S::Variant::kHasMaskFree) {
+        mask_free = S::Variant::mask_free(cta.hooks, request, tile.first, tile.last, kv_len);
+      }
     }
-    band_free = intersect(visible_to_all(header.band, tile.first, tile.last, kv_len), any);
-    if constexpr (S::Variant::kHasMaskFree) {
-      mask_free = S::Variant::mask_free(cta.hooks, request, tile.first, tile.last, kv_len);
-    }
+    tiles = kv_tiles_of(any, S::kTileKv);
+    if (S::Variant::kHasLogitsMask && cta.p.block_mask.kinds != nullptr) return;
+    if (!piece.closes) tiles.end = min(tiles.begin + piece.kv_end, tiles.end);
+    tiles.begin += piece.kv_begin;
   }
 };
 
