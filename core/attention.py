@@ -25,7 +25,7 @@ from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.position_mask import PositionMask
 from attnloom.core.settings import asked_workers, validating
 from attnloom.core.templates import NO_HOOKS
-from attnloom.core.tiles import CHUNK_TOKENS, family_for
+from attnloom.core.tiles import CHUNK_TOKENS, family_for, is_slim
 from attnloom.core.variant import Variant
 from attnloom.core.variants import Causal
 
@@ -85,7 +85,7 @@ class Attention:
         self.kv_dtype = dtype if kv_dtype is None else kv_dtype
         self.batch_invariant = batch_invariant
         target = target_of(self.device)
-        self.tiles = family.tiles_for(head_dim, target)
+        self.tiles = family.tiles_for(head_dim, target, slim=is_slim(head_dim, self.kv_dtype, self.variant))
         sizes = {
             "num_qo_heads": num_qo_heads,
             "num_kv_heads": num_kv_heads,

@@ -17,7 +17,7 @@ from attnloom.core.jit.module import load
 from attnloom.core.jit.spec import ModuleSpec, Source
 from attnloom.core.jit.template import Rendering
 from attnloom.core.params import spare_word
-from attnloom.core.tiles import Tiles
+from attnloom.core.tiles import FAMILIES, Tiles, is_slim
 from attnloom.core.variant import HOOKS, Variant
 
 _SHORT = {
@@ -80,6 +80,7 @@ def attention_spec(
         head_dim_v=head_dim_v,
         batch_invariant=batch_invariant,
         little_shared=has_little_shared(target),
+        tile_kv=FAMILIES[family].tiles_for(head_dim, target, slim=is_slim(head_dim, kv_dtype, variant)).tile_kv,
         variant={
             "name": variant.kernel_name,
             "params": params,

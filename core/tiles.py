@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from attnloom.core.devices import capability, has_little_shared, indexed
 from attnloom.core.settings import settings
+from attnloom.core.variant import Variant
 
 CHUNK_TOKENS = 2048
 """Tokens of a chunk of KV in the batch_invariant mode: long enough that a state weighs little beside what it was made
@@ -59,6 +60,7 @@ class Family:
         tiles: its tile shape.
         wide: its tile shape where head_dim is above 128, or shared memory is little; None: the same.
         kv_dtypes: further dtypes of the caches.
+        slim_tile_kv: tokens of a KV tile of a cache that :func:`is_slim`; None: as of others.
     """
 
     name: str
@@ -66,11 +68,19 @@ class Family:
     tiles: Tiles
     wide: Tiles | None = None
     kv_dtypes: tuple[torch.dtype, ...] = ()
+    slim_tile_kv: int | None = None
 
-    def tiles_for(self, head_dim: int, target: str = "") -> Tiles:
-        """The tile shape for a head size, on an architecture as devices.target_of names it."""
+    def tiles_for(self, head_dim: int, target: str = "", *, slim: bool = False) -> Tiles:
+        """The tile shape for a head size, on an architecture as devices.target_of names it.
+
+        Args:
+            slim: as :func:`is_slim` says.
+        """
         wide = head_dim > 128 or has_little_shared(target)
-        return self.wide if wide and self.wide is not None else self.tiles
+        tiles = self.wide if wide and self.wide is not None else self.tiles
+        if slim and self.slim_tile_kv is not None:
+            tiles = replace(tiles, tile_kv=self.slim_tile_kv)
+        return tiles
 
 
 # On a CPU the query tile only bounds the rows: a worker computes those that there are. Costs are nanoseconds of one
@@ -91,7 +101,20 @@ SM80 = Family(
     Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=_SM80_COSTS),
     wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=_SM80_COSTS),
     kv_dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
+    slim_tile_kv=128,
 )
+
+
+def is_slim(head_dim: int, kv_dtype: torch.dtype, variant: Variant) -> bool:
+    """Whether a cache holds 8-bit elements that hooks leave as they are, in rows of at most 128 bytes.
+
+    Twice as many of them make a KV tile then: what a tile costs beside its bytes is spread over more. Blocks of a mask
+    are KV tiles, and stay as fine as those of other shapes.
+    """
+    rewritten = variant.texts("key_transform") or variant.texts("value_transform")
+    return kv_dtype.itemsize == 1 and head_dim <= 128 and not rewritten and not variant.texts("logits_mask")
+
+FAMILIES = {family.name: family for family in (CPU, SM80)}
 
 _LEAST_CAPABILITY = (8, 0)
 

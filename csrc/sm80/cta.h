@@ -39,8 +39,10 @@ struct Cta {
   const AttentionParams& p;
   const typename S::HookParams& hooks;
 
-  __device__ __forceinline__ uint32_t lane() const { return thread_anew() % 32; }
-  __device__ __forceinline__ uint32_t warp() const { return thread_anew() / 32; }
+  // Beside tall tiles nothing that follows from the thread's number may keep a register over the main loop.
+  static __device__ __forceinline__ uint32_t thread() { return S::kTall ? thread_anew() : threadIdx.x; }
+  __device__ __forceinline__ uint32_t lane() const { return thread() % 32; }
+  __device__ __forceinline__ uint32_t warp() const { return thread() / 32; }
 
   // One thread sets what the CTA knows at the beginning.
   __device__ void prepare() const {
@@ -73,6 +75,14 @@ struct Cta {
 
   __device__ char* slice(int stage, int of_warp) const {
     return shared_memory + stage * S::kStageBytes + of_warp * S::kSliceBytes;
+  }
+  // Of group `group` of 16 tokens of a tile.
+  __device__ __forceinline__ uint32_t keys_of(int stage, int group) const {
+    return shared_address(slice(stage, group / S::kGroups)) + group % S::kGroups * (16 * S::kPitchK);
+  }
+  __device__ __forceinline__ uint32_t values_of(int stage, int group) const {
+    return shared_address(slice(stage, group / S::kGroups)) + S::kSlice * S::kPitchK +
+           group % S::kGroups * (16 * S::kPitchV);
   }
   __device__ int32_t* positions(int stage) const {  // [kTileKv], where the layout has positions
     return reinterpret_cast<int32_t*>(shared_memory + S::kPositionsAt) + stage * S::kTileKv;

@@ -1,7 +1,7 @@
 // The loader: gathers the KV tiles of a worker's stretch into the stages, ahead of the computation and across items.
 //
 // Page ids come first, as asynchronous copies like the rows themselves, as many tiles ahead of the rows as these are of
-// the computation. Each warp loads its slice of 16 tokens of every tile.
+// the computation. Each warp loads its slice of every tile.
 #pragma once
 
 #include <cstdint>
@@ -103,7 +103,7 @@ struct Loader {
     }
   }
 
-  // The lane's token of the warp's slice of a tile: token lane % 16.
+  // The lane's token of the warp's slice of a tile: token lane % kSlice.
   struct Token {
     int32_t entry;   // of its page among the request's
     int32_t offset;  // in the page
@@ -146,8 +146,14 @@ struct Loader {
     const CacheTensor& k = cta.p.k;
     const CacheTensor& v = cta.p.v;
     if (kSlicesAtOnce && k.slot_bytes != 0 && v.slot_bytes != 0 && __all_sync(0xffffffff, token.seen)) {
-      copy_of_block<S::kDim, S::kPitchK>(keys, k, work.keys, page, token.offset);
-      copy_of_block<S::kDimV, S::kPitchV>(values, v, work.values, page, token.offset);
+#pragma unroll
+      for (int group = 0; group < S::kGroups; ++group) {
+        const uint32_t of = S::kGroups == 1 ? page : __shfl_sync(0xffffffff, page, group * 16);
+        const uint32_t first =
+            S::kGroups == 1 ? token.offset - cta.lane() % 16 : __shfl_sync(0xffffffff, token.offset, group * 16);
+        copy_group<S::kDim, S::kPitchK>(keys, group, k, work.keys, of, first);
+        copy_group<S::kDimV, S::kPitchV>(values, group, v, work.values, of, first);
+      }
       return;
     }
     // A token's offset behind the cache's first, in the cache's units.
@@ -183,18 +189,18 @@ struct Loader {
 
   static constexpr bool kSlicesAtOnce = kWholeRows<S::kDim> && kWholeRows<S::kDimV>;
 
-  // A slice whose 16 tokens lie one after the other in block `page`; `offset` is that of the lane's token.
+  // Group `group` of a slice, 16 tokens that lie one after the other in block `page` from its slot `first` on.
   template <int kWidth, int kPitch>
-  __device__ __forceinline__ void copy_of_block(uint32_t rows, const CacheTensor& cache, const char* head, uint32_t page,
-                                                int32_t offset) const {
+  __device__ __forceinline__ void copy_group(uint32_t rows, int group, const CacheTensor& cache, const char* head,
+                                             uint32_t page, uint32_t first) const {
     const uint32_t lane = cta.lane();
     const uint32_t row = lane / kChunks<kWidth>;
     const uint32_t chunk = lane % kChunks<kWidth>;
-    const uint32_t first = offset - lane % S::kSlice + row;
     const char* from =
-        multiply_add(page * cache.units_block + first * cache.units_slot, cache.unit, head + chunk * 16);
+        multiply_add(page * cache.units_block + (first + row) * cache.units_slot, cache.unit, head + chunk * 16);
+    constexpr int kCopies = 16 / kRows<kWidth>;
 #pragma unroll
-    for (int copy = 0; copy < S::kSlice / kRows<kWidth>; ++copy) {
+    for (int copy = group * kCopies; copy < (group + 1) * kCopies; ++copy) {
       copy_async(place_of<kWidth, kPitch>(rows, copy, copy * kRows<kWidth> + row, chunk), from);
       from = anew(from + kRows<kWidth> * cache.slot_bytes);  // two instructions; multiples of the stride are three
     }

@@ -73,13 +73,17 @@ struct Merge {
   static constexpr int kPairs = (16 * kQuads + S::kThreads - 1) / S::kThreads;  // (row, quad) pairs of a thread
 
   const Cta<S>& cta;
-  const int32_t worker = blockIdx.x;
+  int32_t opener = 0;  // of the item's stretches
+  int32_t first = 0;   // of its workers on this kv head; the others follow at a distance of `lockstep`
+  int32_t lockstep = 1;
 
   // Called by the whole CTA once its piece's state is in the arena; `room` is what nobody uses.
-  __device__ void arrive(const Work<S>& work, float* room) const {
+  __device__ void arrive(const Work<S>& work, float* room) {
     const Piece& piece = work.piece;
-    const int32_t stretch = worker / cta.plan().header().lockstep;
-    const int32_t opener = piece.opens ? stretch : cta.plan().split_begin()[stretch];
+    lockstep = cta.plan().header().lockstep;
+    const int32_t stretch = blockIdx.x / lockstep;
+    opener = piece.opens ? stretch : cta.plan().split_begin()[stretch];
+    first = cta.plan().peer(blockIdx.x, opener);
     const int32_t count = cta.plan().split_end()[opener] - opener + 1;
     int32_t* flag = reinterpret_cast<int32_t*>(shared_memory + S::kFlagAt);
     int32_t pieces = 0;
@@ -91,7 +95,7 @@ struct Merge {
     if (threadIdx.x == 0) {
       // Fences of one thread stand for all: what others wrote before a barrier, or read after one, is ordered with it.
       __threadfence();
-      int32_t* arrivals = cta.p.arrivals + cta.plan().peer(worker, opener);
+      int32_t* arrivals = cta.p.arrivals + first;
       const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
       if (last) *arrivals = 0;  // ready for the next run
       __threadfence();
@@ -99,29 +103,55 @@ struct Merge {
     }
     __syncthreads();
     if (*flag) {
-      for (int row = 0; row < work.rows; row += 16) merge_rows(opener, count, work, row, room);
+      for (int row = 0; row < work.rows; row += 16) merge_rows(count, work, row, room);
     }
   }
 
  private:
-  __device__ int32_t slot(int32_t opener, int32_t nth) const {
-    return partial_slot(cta.plan().peer(worker, opener + nth), nth == 0);
-  }
+  // Of the nth worker that shares the item, in the arena.
+  __device__ __forceinline__ int32_t slot(int32_t nth) const { return partial_slot(first + nth * lockstep, nth == 0); }
 
   // The thread's pair `pair`.
   static __device__ int row_of(int pair) { return (thread_anew() + pair * S::kThreads) / kQuads; }
   static __device__ int quad_of(int pair) { return (thread_anew() + pair * S::kThreads) % kQuads; }
 
   // Its value of a piece; other CTAs wrote it, so it must come from the L2.
-  __device__ float4 value_of(int32_t opener, int32_t nth, int first, int pair) const {
-    const float* values = partial_values(cta, slot(opener, nth)) + (first + row_of(pair)) * S::kDimV;
-    return __ldcg(reinterpret_cast<const float4*>(values + quad_of(pair) * 4));
+  __device__ __forceinline__ float4 value_of(int32_t nth, int row, int quad) const {
+    const float* values = partial_values(cta, slot(nth)) + row * S::kDimV;
+    return __ldcg(reinterpret_cast<const float4*>(values + quad * 4));
   }
 
-  // Rows [first, first + 16) of the query tile.
-  __device__ void merge_rows(int32_t opener, int32_t count, const Work<S>& work, int first, float* room) const {
+  // The pieces' values with their weights, of the thread's first kUsed pairs: eight loads at once.
+  template <int kUsed>
+  __device__ __forceinline__ void add_values(int32_t begin, int32_t pieces, int from, int rows,
+                                             const float* weights, float4 (&merged)[kPairs]) const {
+    constexpr int kStep = kUsed == 1 ? 8 : 1;
+#pragma unroll 1
+    for (int i = 0; i < pieces; i += kStep) {
+      float4 value[kStep][kUsed];
+#pragma unroll
+      for (int v = 0; v < kStep; ++v) {
+#pragma unroll
+        for (int pair = 0; pair < kUsed; ++pair) {
+          value[v][pair] = value_of(begin + min(i + v, pieces - 1), from + min(row_of(pair), rows - 1), quad_of(pair));
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < kStep; ++v) {
+#pragma unroll
+        for (int pair = 0; pair < kUsed; ++pair) {
+          const int row = row_of(pair);
+          const float weight = row < rows && i + v < pieces ? weights[(i + v) * rows + row] : 0.0f;
+          if (weight != 0.0f) add_quad(merged[pair], weight, value[v][pair]);  // an empty piece has left nothing
+        }
+      }
+    }
+  }
+
+  // Rows [from, from + 16) of the query tile.
+  __device__ void merge_rows(int32_t count, const Work<S>& work, int from, float* room) const {
     constexpr bool kSoftmax = S::Variant::kSoftmax;
-    const int rows = min(16, work.rows - first);
+    const int rows = min(16, work.rows - from);
     float* weights = room;                   // [kRound][rows]
     float* factors = weights + kRound * 16;  // [16]
     float* ends = factors + 16;              // [16]: 1 / sum
@@ -136,10 +166,10 @@ struct Merge {
       const int32_t pieces = min(kRound, count - begin);
       for (int32_t index = thread_anew(); index < pieces * rows; index += S::kThreads) {
         const int32_t nth = begin + index / rows;
-        const float* from = partial_lses(cta, slot(opener, nth)) + first;
+        const float* lses = partial_lses(cta, slot(nth)) + from;
         // Without softmax a state's LSE says no more than that it is there.
         weights[index] =
-            cta.plan().has_work(opener + nth) ? (kSoftmax ? __ldcg(from + index % rows) : 0.0f) : ATTNLOOM_NEG_INF;
+            cta.plan().has_work(opener + nth) ? (kSoftmax ? __ldcg(lses + index % rows) : 0.0f) : ATTNLOOM_NEG_INF;
       }
       __syncthreads();
       if (my_row < rows) {
@@ -161,15 +191,12 @@ struct Merge {
       __syncthreads();
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        const int row = row_of(pair);
-        if (row >= rows) continue;
-        scale_quad(merged[pair], factors[row]);
-#pragma unroll 8
-        for (int i = 0; i < pieces; ++i) {
-          const float weight = weights[i * rows + row];
-          const float4 value = value_of(opener, begin + i, first, pair);
-          if (weight != 0.0f) add_quad(merged[pair], weight, value);  // an empty piece has left nothing
-        }
+        if (row_of(pair) < rows) scale_quad(merged[pair], factors[row_of(pair)]);
+      }
+      if (rows * kQuads <= S::kThreads) {
+        add_values<1>(begin, pieces, from, rows, weights, merged);
+      } else {
+        add_values<kPairs>(begin, pieces, from, rows, weights, merged);
       }
       __syncthreads();
     }
@@ -178,7 +205,7 @@ struct Merge {
       factors[my_row] = sum == 0.0f ? ATTNLOOM_NEG_INF : highest + log2f(sum) * kLn2;
     }
     __syncthreads();
-    const OutputTile<S> tile{cta, work, first, weights + kMergeFloats};
+    const OutputTile<S> tile{cta, work, from, weights + kMergeFloats};
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const int row = row_of(pair);
@@ -212,7 +239,8 @@ struct Merge {
 template <typename S>
 __device__ __noinline__ void merge_if_last(int32_t piece, float* room) {
   const Cta<S> cta = Cta<S>::again();
-  Merge<S>{cta}.arrive(cta.work(piece), room);
+  Merge<S> merge{cta};
+  merge.arrive(cta.work(piece), room);
 }
 
 }  // namespace sm80

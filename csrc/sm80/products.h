@@ -25,16 +25,16 @@ __device__ __forceinline__ constexpr int query_dim(int k) {
   }
 }
 
-// score[m] = queries of fragment m times the keys of kSlices slices of 16 tokens, the first of them at `keys`:
+// score[m] = queries of fragment m times the keys of kGroups groups of 16 tokens, of which keys_of(group) is the address:
 // query_of(step, m, fragment) gives the queries of a step of 16 dims, as Math: what the tensor cores multiply.
-template <typename S, typename Math, int kSlices, int kFragments, typename QueryOf>
-__device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, QueryOf query_of,
-                                              float (&score)[kFragments][2 * kSlices][4]) {
+template <typename S, typename Math, int kGroups, int kFragments, typename KeysOf, typename QueryOf>
+__device__ __forceinline__ void multiply_keys(KeysOf keys_of, uint32_t lane, QueryOf query_of,
+                                              float (&score)[kFragments][2 * kGroups][4]) {
   using Key = typename S::Key;
   constexpr int kSteps = 2 / sizeof(Key);  // of 16 dims, in a pair of chunks
   constexpr int kAllSteps = S::kDim / 16;
   constexpr int kPairs = (kAllSteps + kSteps - 1) / kSteps;
-  const uint32_t first = chunk_address(keys, (lane / 16) * 8 + lane % 8, S::kPitchK, lane / 8 % 2);
+  const uint32_t first = chunk_address(keys_of(0), (lane / 16) * 8 + lane % 8, S::kPitchK, lane / 8 % 2);
   uint32_t query[2][kSteps][kFragments][4];
   uint32_t key[2][4];
   const auto load_queries = [&](int pair) {
@@ -46,13 +46,13 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
       }
     }
   };
-  const auto load_keys = [&](int index) {  // of slice index % kSlices at pair index / kSlices
-    load_matrices(key[index % 2], chunk_of_pair(first, index / kSlices) + index % kSlices * S::kSliceBytes);
+  const auto load_keys = [&](int index) {  // of group index % kGroups at pair index / kGroups
+    load_matrices(key[index % 2], chunk_of_pair(first, index / kGroups) + (keys_of(index % kGroups) - keys_of(0)));
   };
 #pragma unroll
   for (int m = 0; m < kFragments; ++m) {
 #pragma unroll
-    for (int n = 0; n < 2 * kSlices; ++n) {
+    for (int n = 0; n < 2 * kGroups; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) score[m][n][i] = 0.0f;
     }
@@ -63,9 +63,9 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
   for (int pair = 0; pair < kPairs; ++pair) {
     if (pair + 1 < kPairs) load_queries(pair + 1);  // while the tensor cores work on this one
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      const int index = pair * kSlices + slice;
-      if (index + 1 < kPairs * kSlices) load_keys(index + 1);
+    for (int group = 0; group < kGroups; ++group) {
+      const int index = pair * kGroups + group;
+      if (index + 1 < kPairs * kGroups) load_keys(index + 1);
       const uint32_t (&raw)[4] = key[index % 2];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t lane, Quer
         }
 #pragma unroll
         for (int m = 0; m < kFragments; ++m) {
-          Half<Math>::multiply(score[m][2 * slice], query[pair % 2][i][m], b[0][0], b[0][1]);
-          Half<Math>::multiply(score[m][2 * slice + 1], query[pair % 2][i][m], b[1][0], b[1][1]);
+          Half<Math>::multiply(score[m][2 * group], query[pair % 2][i][m], b[0][0], b[0][1]);
+          Half<Math>::multiply(score[m][2 * group + 1], query[pair % 2][i][m], b[1][0], b[1][1]);
         }
       }
     }

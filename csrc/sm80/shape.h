@@ -1,7 +1,7 @@
 // What is fixed when a kernel of the family is compiled: types, head sizes, tiles, and where things lie in shared
 // memory.
 //
-// A CTA of four warps is a worker. KV comes in tiles of 64 tokens, a slice of 16 for each warp to load. Query tiles are
+// A CTA of four warps is a worker. KV comes in tiles of 64 or 128 tokens, a slice for each warp to load. Query tiles are
 // short (at most 16 folded rows: each warp computes its own slice for all rows) or tall (each warp computes all slices
 // for its own rows).
 #pragma once
@@ -24,8 +24,8 @@ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // kTall: whether the kernel has tall query tiles besides short ones. Without, registers and shared memory leave room
 // for more CTAs, and decode is as fast as loads are in flight.
-template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, typename Variant_, typename HookParams_, bool kTall_,
-          bool kLittleShared>
+template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, int kTileKv_, typename Variant_, typename HookParams_,
+          bool kTall_, bool kLittleShared>
 struct Shape {
   using Scalar = Scalar_;  // of q and the output, and of what the tensor cores multiply
   using Kv = Kv_;          // of the caches
@@ -41,8 +41,10 @@ struct Shape {
 
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kSlice = 16;
-  static constexpr int kTileKv = kWarps * kSlice;
+  static constexpr int kTileKv = kTileKv_;
+  static constexpr int kSlice = kTileKv / kWarps;
+  static constexpr int kGroups = kSlice / 16;  // of 16 tokens, a step of the tensor cores
+  static_assert(kSlice == 16 || kSlice == 32, "a lane for each token of a slice");
   // One CTA to a multiprocessor, and tall tiles of 64 rows.
   static constexpr bool kWide = kDim > 128 || kDimV > 128 || kLittleShared;
   static constexpr bool kTall = kTall_;
@@ -61,7 +63,8 @@ struct Shape {
   static constexpr int kPitchOut = round_up(kDimV, 64);             // floats
   static constexpr int kSliceBytes = kSlice * (kPitchK + kPitchV);  // keys, then values
   static constexpr int kStageBytes = kWarps * kSliceBytes;
-  static constexpr int kShortStages = kLittleShared ? 2 : 3;
+  // Where four CTAs share a multiprocessor, two stages each are enough on their way.
+  static constexpr int kShortStages = kLittleShared || kStageBytes <= (16 << 10) ? 2 : 3;
   static constexpr int kTallStages = 2;
   // At the end of a piece each warp has its slice of a stage for rows of the output, as float32: as many as fit.
   static constexpr int kOutputRows = 16 * kPitchOut * 4 <= kSliceBytes ? 16 : 8;

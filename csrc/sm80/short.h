@@ -62,10 +62,10 @@ struct Short {
   template <typename Load>
   __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Load load) {
     load();
-    const uint32_t keys = shared_address(cta.slice(stage, cta.warp()));
-    float score[1][2][4];
-    multiply_keys<S, KeyMath, 1, 1>(
-        keys, cta.lane(),
+    const int first = cta.warp() * S::kGroups;
+    float score[1][2 * S::kGroups][4];
+    multiply_keys<S, KeyMath, S::kGroups, 1>(
+        [&](int group) { return cta.keys_of(stage, first) + group * (16 * S::kPitchK); }, cta.lane(),
         [&](int step, int, uint32_t (&fragment)[4]) {
           if constexpr (S::kQueriesInRegisters) {
 #pragma unroll
@@ -77,17 +77,21 @@ struct Short {
         score);
     if constexpr (!std::is_same_v<KeyMath, typename S::Scalar>) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < 2 * S::kGroups; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) score[0][n][i] *= query_scale[i / 2];
       }
     }
-    const Columns<2> columns{tiles.tile * S::kTileKv + static_cast<int32_t>(cta.warp()) * S::kSlice,
-                             shared_address(cta.positions(stage) + cta.warp() * S::kSlice)};
-    Softmax<S, 1, 2>::weigh(cta, work, 0, columns, columns.inside(work.band_free), tiles.is_full(cta), score, rows);
-    uint32_t weights[1][4];
-    pack_weights<ValueMath>(score[0][0], score[0][1], weights[0]);
-    add_values<S, ValueMath, 1>(keys + S::kSlice * S::kPitchK, cta.lane(), weights, rows);
+    const Columns<2 * S::kGroups> columns{tiles.tile * S::kTileKv + static_cast<int32_t>(cta.warp()) * S::kSlice,
+                                          shared_address(cta.positions(stage) + cta.warp() * S::kSlice)};
+    Softmax<S, 1, 2 * S::kGroups>::weigh(cta, work, 0, columns, columns.inside(work.band_free), tiles.is_full(cta),
+                                         score, rows);
+#pragma unroll
+    for (int group = 0; group < S::kGroups; ++group) {
+      uint32_t weights[1][4];
+      pack_weights<ValueMath>(score[0][2 * group], score[0][2 * group + 1], weights[0]);
+      add_values<S, ValueMath, 1>(cta.values_of(stage, first) + group * (16 * S::kPitchV), cta.lane(), weights, rows);
+    }
     __syncwarp();
   }
 

@@ -16,9 +16,9 @@ namespace attnloom {
 namespace sm80 {
 
 #if __CUDA_ARCH__ >= 1000
-constexpr int kMostSlices = 2;  // more spill there (CUDA 13.0)
+constexpr int kMostGroups = 2;  // more spill there (CUDA 13.0)
 #else
-constexpr int kMostSlices = 4;
+constexpr int kMostGroups = 4;
 #endif
 
 template <typename S>
@@ -26,9 +26,9 @@ struct Tall {
   static constexpr bool kTall = true;
   static constexpr int kStages = S::kTallStages;
   static constexpr int kFragments = S::kFragments;
-  // Slices of the KV tile at once: scores take registers, and hooks on them more.
-  static constexpr int kSlices = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : kMostSlices;
-  static constexpr int kPart = kSlices * S::kSlice;
+  // Groups of 16 tokens at once: scores take registers, and hooks on them more.
+  static constexpr int kGroups = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : (sizeof(typename S::Key) == 1 ? 2 : kMostGroups);
+  static constexpr int kPart = kGroups * 16;
 
   const Cta<S>& cta;
   bool asked = false;  // the queries of the next piece are on their way
@@ -81,29 +81,29 @@ struct Tall {
     const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(seen().free);
 #pragma unroll 1
     for (int part = 0; part < S::kTileKv / kPart; ++part) {
-      const Columns<2 * kSlices> columns{tiles.tile * S::kTileKv + part * kPart,
+      const Columns<2 * kGroups> columns{tiles.tile * S::kTileKv + part * kPart,
                                          shared_address(cta.positions(stage) + part * kPart)};
       if (!free && (columns.first >= seen().any.end || columns.first + kPart <= seen().any.begin)) continue;
       const uint32_t lane = cta.lane();
       const uint32_t queries = shared_address(shared_memory + S::kTallQueriesAt + first_row() * S::kPitchQ);
-      float score[kFragments][2 * kSlices][4];
-      multiply_keys<S, typename S::Scalar, kSlices, kFragments>(
-          shared_address(cta.slice(stage, part * kSlices)), lane,
+      float score[kFragments][2 * kGroups][4];
+      multiply_keys<S, typename S::Scalar, kGroups, kFragments>(
+          [&](int group) { return cta.keys_of(stage, part * kGroups) + offset_of<S::kPitchK>(group); }, lane,
           [&](int step, int m, uint32_t (&fragment)[4]) { Queries<S>::fragment(queries, m, step, lane, fragment); },
           score);
       take_totals();
-      Softmax<S, kFragments, 2 * kSlices>::weigh(cta, work, first_row(), columns, free, tiles.is_full(cta), score,
+      Softmax<S, kFragments, 2 * kGroups>::weigh(cta, work, first_row(), columns, free, tiles.is_full(cta), score,
                                                  rows);
       keep_totals();
 #pragma unroll
-      for (int slice = 0; slice < kSlices; ++slice) {
+      for (int group = 0; group < kGroups; ++group) {
         uint32_t weights[kFragments][4];
 #pragma unroll
         for (int m = 0; m < kFragments; ++m) {
-          pack_weights<typename S::Scalar>(score[m][2 * slice], score[m][2 * slice + 1], weights[m]);
+          pack_weights<typename S::Scalar>(score[m][2 * group], score[m][2 * group + 1], weights[m]);
         }
         add_values<S, typename S::Scalar, kFragments>(
-            shared_address(cta.slice(stage, part * kSlices + slice) + S::kSlice * S::kPitchK), lane, weights, rows);
+            cta.values_of(stage, part * kGroups) + offset_of<S::kPitchV>(group), lane, weights, rows);
       }
     }
   }
@@ -138,6 +138,12 @@ struct Tall {
   };
   // In shared memory, for the piece that is computed.
   __device__ Seen& seen() const { return reinterpret_cast<Seen*>(shared_memory + S::kSeenAt)[cta.warp()]; }
+
+  // From the first of kGroups groups to another.
+  template <int kPitch>
+  static __device__ constexpr uint32_t offset_of(int group) {
+    return group / S::kGroups * S::kSliceBytes + group % S::kGroups * (16 * kPitch);
+  }
 
   struct Finished {
     float factor;  // of the values
