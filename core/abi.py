@@ -26,8 +26,8 @@ class QueryTensor(_Struct):
 class CacheTensor(_Struct):
     """A ``[num_blocks, block_size, num_kv_heads, head_dim]`` tensor, strides in elements.
 
-    A slot of a block lies ``(block * units_block + slot * units_slot) * unit`` bytes behind the first. ``slot_bytes`` is
-    the stride of slots where blocks are whole slices, else 0.
+    A slot of a block lies ``(block * units_block + slot * units_slot) * unit`` bytes behind the first. ``slot_bytes``:
+    from a slot to the next where blocks are whole slices of 16 slots, else 0.
     """
 
     _fields_: ClassVar = [

@@ -114,6 +114,7 @@ def is_slim(head_dim: int, kv_dtype: torch.dtype, variant: Variant) -> bool:
     rewritten = variant.texts("key_transform") or variant.texts("value_transform")
     return kv_dtype.itemsize == 1 and head_dim <= 128 and not rewritten and not variant.texts("logits_mask")
 
+
 FAMILIES = {family.name: family for family in (CPU, SM80)}
 
 _LEAST_CAPABILITY = (8, 0)

@@ -123,8 +123,8 @@ struct Merge {
 
   // The pieces' values with their weights, of the thread's first kUsed pairs: eight loads at once.
   template <int kUsed>
-  __device__ __forceinline__ void add_values(int32_t begin, int32_t pieces, int from, int rows,
-                                             const float* weights, float4 (&merged)[kPairs]) const {
+  __device__ __forceinline__ void add_values(int32_t begin, int32_t pieces, int from, int rows, const float* weights,
+                                             float4 (&merged)[kPairs]) const {
     constexpr int kStep = kUsed == 1 ? 8 : 1;
 #pragma unroll 1
     for (int i = 0; i < pieces; i += kStep) {

@@ -25,8 +25,8 @@ __device__ __forceinline__ constexpr int query_dim(int k) {
   }
 }
 
-// score[m] = queries of fragment m times the keys of kGroups groups of 16 tokens, of which keys_of(group) is the address:
-// query_of(step, m, fragment) gives the queries of a step of 16 dims, as Math: what the tensor cores multiply.
+// score[m] = queries of fragment m times the keys of kGroups groups of 16 tokens, of which keys_of(group) is the
+// address: query_of(step, m, fragment) gives the queries of a step of 16 dims, as Math: what the tensor cores multiply.
 template <typename S, typename Math, int kGroups, int kFragments, typename KeysOf, typename QueryOf>
 __device__ __forceinline__ void multiply_keys(KeysOf keys_of, uint32_t lane, QueryOf query_of,
                                               float (&score)[kFragments][2 * kGroups][4]) {

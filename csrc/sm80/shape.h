@@ -1,9 +1,9 @@
 // What is fixed when a kernel of the family is compiled: types, head sizes, tiles, and where things lie in shared
 // memory.
 //
-// A CTA of four warps is a worker. KV comes in tiles of 64 or 128 tokens, a slice for each warp to load. Query tiles are
-// short (at most 16 folded rows: each warp computes its own slice for all rows) or tall (each warp computes all slices
-// for its own rows).
+// A CTA of four warps is a worker. KV comes in tiles of 64 or 128 tokens, a slice for each warp to load. Query tiles
+// are short (at most 16 folded rows: each warp computes its own slice for all rows) or tall (each warp computes all
+// slices for its own rows).
 #pragma once
 
 #include <cstdint>

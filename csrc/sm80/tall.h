@@ -27,7 +27,9 @@ struct Tall {
   static constexpr int kStages = S::kTallStages;
   static constexpr int kFragments = S::kFragments;
   // Groups of 16 tokens at once: scores take registers, and hooks on them more.
-  static constexpr int kGroups = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask ? 1 : (sizeof(typename S::Key) == 1 ? 2 : kMostGroups);
+  static constexpr int kGroups = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask
+                                     ? 1
+                                     : (sizeof(typename S::Key) == 1 ? 2 : kMostGroups);
   static constexpr int kPart = kGroups * 16;
 
   const Cta<S>& cta;
@@ -51,7 +53,8 @@ struct Tall {
     for (int m = 0; m < kFragments; ++m) rows[m].reset();
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) totals()[m] = make_float2(0.0f, 0.0f);
-    // The band of the warp's own rows: masks are needed in fewer tiles. Without rows there is nothing to do but to load.
+    // The band of the warp's own rows: masks are needed in fewer tiles. Without rows there is nothing to do but to
+    // load.
     const int count = min(16 * kFragments, work.rows - first_row());
     Seen own{{0, 0}, {0, 0}};
     if (count > 0) own = {work.any, work.band_free};

@@ -26,7 +26,8 @@ struct SharedRow {
   }
 };
 
-// hook(row, dim, kv_pos, kv_index) of a slice's tokens, from slot `first` on, in place. Tokens that nobody sees become zeros.
+// hook(row, dim, kv_pos, kv_index) of a slice's tokens, from slot `first` on, in place. Tokens that nobody sees become
+// zeros.
 template <typename S, int kWidth, int kPitch, typename Hook>
 __device__ void transform_rows(const Cta<S>& cta, const Work<S>& work, int32_t first, const int32_t* positions,
                                char* slice, float scale, Hook hook) {

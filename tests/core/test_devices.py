@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from attnloom import Attention
+from attnloom import Attention, Variant, variants
 from attnloom.core import devices
 from attnloom.core.devices import has_little_shared, indexed, target_of, workers_of
-from attnloom.core.tiles import SM80, family_for
+from attnloom.core.tiles import CPU, SM80, family_for, is_slim
 
 CUDA = torch.device("cuda", 0)
 
@@ -89,6 +89,18 @@ def test_other_devices() -> None:
 def test_wide_heads_have_tiles_of_their_own() -> None:
     assert SM80.tiles_for(128) is SM80.tiles
     assert SM80.tiles_for(192).tile_q < SM80.tiles_for(128).tile_q
+
+
+def test_caches_of_8_bits_have_longer_tiles_where_no_hook_needs_others() -> None:
+    bits, plain = torch.float8_e4m3fn, variants.Causal()
+    assert is_slim(128, bits, plain) and is_slim(64, torch.float8_e5m2, variants.SlidingWindow(9))
+    assert not is_slim(192, bits, plain) and not is_slim(64, torch.bfloat16, plain)
+    for hooks in ({"logits_mask": "return kv_pos % 3 != 1;"}, {"key_transform": "return 2.0f * k[dim];"}):
+        assert not is_slim(128, bits, Variant("hooked", **hooks))
+    assert is_slim(128, bits, Variant("scored", logits_transform="return 2.0f * logits;"))
+    short, long = SM80.tiles_for(128), SM80.tiles_for(128, slim=True)
+    assert (long.tile_kv, long.tile_q, long.costs) == (2 * short.tile_kv, short.tile_q, short.costs)
+    assert CPU.tiles_for(128, slim=True) is CPU.tiles
 
 
 def test_little_shared_memory_takes_the_tiles_of_wide_heads() -> None:

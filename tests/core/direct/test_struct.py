@@ -70,6 +70,20 @@ def test_a_cache_whose_last_token_32_bits_do_not_count_is_refused() -> None:
     assert (_cache_in_units(one).units_block, _cache_in_units(one).units_slot) == (0, 0)
 
 
+def test_slots_are_a_stride_apart_where_blocks_are_whole_slices() -> None:
+    def slot_bytes(*shape: int, stride: tuple[int, ...] | None = None) -> int:
+        cache = torch.empty(0, dtype=torch.float16, device="meta")
+        made = cache.new_empty(shape) if stride is None else cache.as_strided(shape, stride)
+        return int(_cache_in_units(made).slot_bytes)
+
+    assert slot_bytes(5, 16, 2, 64) == slot_bytes(5, 48, 2, 64) == 2 * 64 * 2
+    assert slot_bytes(5, 1, 2, 64) == slot_bytes(5, 8, 2, 64) == slot_bytes(5, 24, 2, 64) == 0
+    assert slot_bytes(5, 32, 2, 64, stride=(2 * 32 * 64, 64, 32 * 64, 1)) == 64 * 2  # heads before slots
+    far = 2**27 - 8  # elements: 16 slots are just below 2^32 bytes
+    assert slot_bytes(1, 16, 2, 64, stride=(1, far, 64, 1)) == 2 * far
+    assert slot_bytes(1, 16, 2, 64, stride=(1, far + 8, 64, 1)) == 0
+
+
 def test_an_error_of_cuda_is_told(path: Callable[[Kernel], DirectPath]) -> None:
     with pytest.raises(AttnloomError, match="kernel: the kernel was not launched: CUDA error 700"):
         launch(path(Kernel(error=700)), step(), plan_of())
