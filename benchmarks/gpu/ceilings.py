@@ -21,6 +21,7 @@ class Ceilings:
     """TB/s of a device copy (bytes read and written) and of a plain read; TFLOP/s of the rest.
 
     Attributes:
+        launch_us: of a graph with one kernel that writes one element, timed like a row.
         gemm_tflop_per_s: of an 8192^3 bf16 product of random matrices.
         dense_fa3_tflop_per_s: FA3 without paging, causal, 32/8 heads of 128, by batch; the fastest way of
             calling it; empty where it is missing.
@@ -30,10 +31,11 @@ class Ceilings:
     read_tb_per_s: float
     gemm_tflop_per_s: float
     dense_fa3_tflop_per_s: dict[str, float]
+    launch_us: float
 
     def floor_us(self, shape: Shape) -> float:
-        """The least time of a row: its KV at the rate of a plain read, or its products at the rate of a GEMM."""
-        return max(shape.kv_bytes / self.read_tb_per_s, shape.flops / self.gemm_tflop_per_s) / 1e6
+        """The least time of a row: a launch, and its KV at the rate of a plain read or its products at a GEMM's."""
+        return self.launch_us + max(shape.kv_bytes / self.read_tb_per_s, shape.flops / self.gemm_tflop_per_s) / 1e6
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
@@ -56,6 +58,7 @@ def measure(repeats: int) -> tuple[Ceilings, dict[str, str]]:
         read_tb_per_s=READ_BYTES / _time(_read(), repeats) / 1e6,
         gemm_tflop_per_s=2 * SIDE**3 / _time(_gemm(), repeats) / 1e6,
         dense_fa3_tflop_per_s=dense,
+        launch_us=_time(torch.zeros(1, device="cuda").zero_, repeats),
     )
     return found, reasons
 
