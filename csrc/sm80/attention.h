@@ -27,7 +27,7 @@ __device__ __forceinline__ Coordinate run_pieces(const Cta<S>& cta, Coordinate a
   while (at < cta.stretch().stop) {
     const bool prepared = loader.prepared(at);
     // Else it is a piece without tiles, which still has rows to write.
-    if (!prepared && (cta.tile(at.tile).rows > S::kShortRows) != Tile::kTall) break;
+    if (!prepared && (S::kAlike || cta.tile(at.tile).rows > S::kShortRows) != Tile::kTall) break;
     if (prepared) {
       loader.begin();
     } else {
@@ -48,9 +48,11 @@ __device__ __forceinline__ Coordinate run_pieces(const Cta<S>& cta, Coordinate a
     at = cta.computing().next;
     const bool known = loader.prepared(at);
     tile.end(cta.computing(), known, loader.next(), stage);
-    if (!cta.computing().piece.whole()) {
-      merge_if_last<S>(reinterpret_cast<float*>(cta.slice(stage, 0)));
-      tile.merged(known, loader.next());
+    if constexpr (!S::kAlike) {
+      if (!cta.computing().piece.whole()) {
+        merge_if_last<S>(reinterpret_cast<float*>(cta.slice(stage, 0)));
+        tile.merged(known, loader.next());
+      }
     }
   }
   wait_copies<0>();
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
   Coordinate at = cta.stretch().next;
 #pragma unroll 1
   while (at < cta.stretch().stop) {
-    at = run_pieces<S, Short<S>>(cta, at);
+    if constexpr (!S::kAlike) at = run_pieces<S, Short<S>>(cta, at);
     if constexpr (S::kTall) {
       if (at < cta.stretch().stop) at = run_pieces<S, Tall<S>>(cta, at);
     }

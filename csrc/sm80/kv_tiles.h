@@ -25,6 +25,18 @@ struct KvTiles {
   __device__ void start(const Cta<S>& cta, const Work<S>& work) {
     const Piece& piece = work.piece;
     const Range tiles = kv_tiles_of(work.any, S::kTileKv);
+    if constexpr (S::kAlike) {
+      const Range inside = tiles_of_piece(cta.plan().header(), tiles, piece);
+      tile = inside.begin;
+      end = inside.end;
+      left = INT32_MAX;
+      if constexpr (S::Variant::kHasLogitsMask) {
+        if (!masked(cta)) return;
+        look(cta, work, tile);
+        settle(cta, work);
+      }
+      return;
+    }
     if (!masked(cta)) {
       tile = tiles.begin + piece.kv_begin;
       end = piece.closes ? tiles.end : min(tiles.begin + piece.kv_end, tiles.end);

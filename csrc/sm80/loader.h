@@ -29,7 +29,7 @@ __device__ __noinline__ Cursor<S> find_piece(int32_t piece, bool tall) {
   Coordinate at = cta.stretch().next;
   Cursor<S> found{piece, {}};
   while (at < cta.stretch().stop && !found.tiles.has()) {
-    if ((cta.tile(at.tile).rows > S::kShortRows) != tall) break;
+    if ((S::kAlike || cta.tile(at.tile).rows > S::kShortRows) != tall) break;
     Work<S>& work = cta.ring(piece + 1);
     work.set(cta, cta.piece_at(at));
     found.tiles.start(cta, work);

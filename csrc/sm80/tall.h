@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "sm80/chunks.h"
 #include "sm80/epilogue.h"
 #include "sm80/loader.h"
 #include "sm80/merge.h"
@@ -35,6 +36,7 @@ struct Tall {
   explicit __device__ Tall(const Cta<S>& of) : cta(of) {}
 
   Rows<S> rows[kFragments];
+  Chunks<S> chunks;  // kAlike
 
   __device__ void ask(const Work<S>& work) const {
     Queries<S>::share(cta, work, S::kTallRows, shared_memory + S::kTallQueriesAt);
@@ -50,6 +52,7 @@ struct Tall {
     for (int m = 0; m < kFragments; ++m) rows[m].reset();
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) totals()[m] = make_float2(0.0f, 0.0f);
+    if constexpr (S::kAlike) chunks.begin(cta, work);
     const int count = min(16 * kFragments, work.rows - first_row());
     work.any_of_warp = work.any;
     if (count <= 0) work.any_of_warp = work.band_free = {0, 0};  // nothing to do but to load
@@ -71,6 +74,9 @@ struct Tall {
   __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage,
                                           Loader<S, kStages>& loader, int free_stage) {
     loader.load(free_stage);
+    if constexpr (S::kAlike) {
+      while (chunks.over_at(tiles.tile)) turn(work, tiles.tile);
+    }
     // Inside the band of all the warp's rows.
     const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(work.band_free);
 #pragma unroll 1
@@ -108,10 +114,14 @@ struct Tall {
     if (known) ask(next);
     asked = known;
     take_totals();
+    if constexpr (S::kAlike) {
+      rows[0].settle();
+      if (!chunks.end(cta, work, rows[0])) return;
+    }
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) {
       const OutputTile<S> tile{cta, work, first_row() + m * 16, nullptr};
-      if (work.piece.whole() && tile.direct()) {
+      if ((S::kAlike || work.piece.whole()) && tile.direct()) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const Finished row = finished(m, half);
@@ -132,10 +142,20 @@ struct Tall {
   };
   // The lane's row of half `half` of fragment m.
   __device__ __forceinline__ Finished finished(int m, int half) const {
-    const float sum = rows[m].sum(half);
+    const float sum = S::kAlike ? rows[m].total[half] : rows[m].sum(half);
     float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
     if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
     return {factor, sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2};
+  }
+
+  // kAlike: a chunk is over before KV tile `tile`.
+  __device__ __forceinline__ void turn(const Work<S>& work, int32_t tile) {
+    take_totals();
+    rows[0].settle();
+    chunks.put(cta, work, rows[0]);
+    chunks.next(cta, work, tile);
+    rows[0].reset();
+    keep_totals();
   }
 
   // The thread's parts of its rows' sums are needed once a tile: they lie in shared memory.
