@@ -212,6 +212,7 @@ class PlanHeader(_Struct):
         ("tile_capacity", c_int32),
         ("chunk", c_int32),
         ("chunk_states", c_int32),
+        ("chunk_room", c_int32),
     ]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from attnloom.core.device_module import device_module
 from attnloom.core.errors import AttnloomError
 from attnloom.core.streams import capturing, current_stream
+from attnloom.core.tiles import chunk_room
 
 
 class Room(NamedTuple):
@@ -42,9 +43,16 @@ def floats(num_workers: int, tile_q: int, head_dim_v: int) -> int:
 def floats_of_chunks(num_workers: int, tile_q: int, head_dim_v: int, chunk_states: int) -> int:
     """The same for the batch_invariant mode: a worker's fold, and the states of chunks that it leaves to others.
 
-    Each is values, a peak and a total (csrc/cpu/chunk_states.h).
+    Each is values, a peak and a total (csrc/cpu/chunk_states.h, csrc/sm80/chunks.h).
     """
     return num_workers * (1 + chunk_states) * tile_q * (head_dim_v + 2)
+
+
+def floats_on_gpu(num_workers: int, tile_q: int, head_dim_v: int, batch_invariant: bool) -> int:
+    """What a launch on a GPU takes, whose plan may lie there."""
+    if batch_invariant:
+        return floats_of_chunks(num_workers, tile_q, head_dim_v, chunk_room(tile_q))
+    return floats(num_workers, tile_q, head_dim_v)
 
 
 class Arena(threading.local):
@@ -94,7 +102,7 @@ class StreamArenas:
 
         Args:
             stream: handle.
-            needed: see :func:`floats`.
+            needed: see :func:`floats_on_gpu`.
             num_workers: of the launch.
         """
         if capturing():

@@ -8,7 +8,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from attnloom.core.arena import floats, reserve_now
+from attnloom.core.arena import floats_on_gpu, reserve_now
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.devices import indexed, target_of, workers_of
 from attnloom.core.direct import DirectPath
@@ -44,7 +44,8 @@ class Attention:
         device: where.
         batch_invariant: a request's rows have the same bits alone and in any batch, on any number of workers, and
             whether its queries come at once, in parts or one by one on a cached prefix. KV is cut at fixed chunks of
-            2048 tokens, so long requests balance less evenly, and short query tiles take the code of long ones. Holds
+            2048 tokens, so long requests balance less evenly, and short query tiles take the code of long ones. On a
+            GPU it takes up to 225 MB for partial states, once for all engines of a stream and once a graph pool. Holds
             for hooks of positions, not of ``request``, ``q_index`` or ``kv_index``; for lengths up to the planned ones;
             for finite keys and values.
 
@@ -71,10 +72,6 @@ class Attention:
         family = family_for(torch.device(device))
         self.device = indexed(torch.device(device))
         check_dtypes(family, self.device, dtype, kv_dtype)
-        if batch_invariant and self.device.type != "cpu":
-            raise ValueError(
-                f"batch_invariant=True: expected False on {self.device}, only a CPU's kernels have the mode"
-            )
         self.variant = Causal() if variant is None else variant
         if not isinstance(self.variant, Variant):
             raise TypeError(f"variant={variant!r}: expected a Variant")
@@ -85,7 +82,8 @@ class Attention:
         self.kv_dtype = dtype if kv_dtype is None else kv_dtype
         self.batch_invariant = batch_invariant
         target = target_of(self.device)
-        self.tiles = family.tiles_for(head_dim, target, slim=is_slim(head_dim, self.kv_dtype, self.variant))
+        slim = is_slim(head_dim, self.kv_dtype, self.variant)
+        self.tiles = family.tiles_for(head_dim, target, slim=slim, batch_invariant=batch_invariant)
         sizes = {
             "num_qo_heads": num_qo_heads,
             "num_kv_heads": num_kv_heads,
@@ -121,9 +119,11 @@ class Attention:
         """All that may not happen inside a capture: kernels are brought onto the GPU, the arena is allocated."""
         self._ctas_per_sm = ctas_per_sm(self.module, self.spec.name, self.device, self.tiles, self.head_dim)
         group = self.num_qo_heads // self.num_kv_heads
-        self.direct = DirectPath(self.spec.name, self.module, self.device, self.head_dim_v, group)
+        self.direct = DirectPath(self.spec.name, self.module, self.device, self.head_dim_v, group, self.batch_invariant)
         workers = {tile_q: self.workers(tile_q) for tile_q in self._ctas_per_sm}
-        room = max(floats(count, tile_q, self.head_dim_v) for tile_q, count in workers.items())
+        room = max(
+            floats_on_gpu(count, tile_q, self.head_dim_v, self.batch_invariant) for tile_q, count in workers.items()
+        )
         reserve_now(self.device, room, max(workers.values()))
 
     def workers(self, tile_q: int | None = None) -> int:

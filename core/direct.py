@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnloom.core.arena import floats, stream_arenas
+from attnloom.core.arena import floats_on_gpu, stream_arenas
 from attnloom.core.checks import ALIGNMENT, check_aligned, check_strides
 from attnloom.core.errors import AttnloomError
 from attnloom.core.launch import count_run
@@ -55,9 +55,18 @@ class DirectPath:
         device: a CUDA device with its index.
         head_dim_v: of the kernel.
         group: query heads of a kv head.
+        batch_invariant: whether the kernel is one of that mode.
     """
 
-    def __init__(self, name: str, module: ctypes.CDLL, device: torch.device, head_dim_v: int, group: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: ctypes.CDLL,
+        device: torch.device,
+        head_dim_v: int,
+        group: int,
+        batch_invariant: bool = False,
+    ) -> None:
         self._name = name
         # Without types of arguments: ctypes looks at them for longer than it calls.
         self._kernel = module["attnloom_run"]
@@ -68,6 +77,7 @@ class DirectPath:
         self._rooms = self._arenas.rooms
         self._group = group
         self._head_dim_v = head_dim_v
+        self._batch_invariant = batch_invariant
         self._last: Template | None = None
         self._last_of_op: Template | None = None
         self._templates: dict[tuple[object, ...], Template] = {}
@@ -212,7 +222,8 @@ class DirectPath:
         room = None if stream and capturing() else self._rooms.get(stream)
         if room is None or room is not template.room:
             _, workers, _, tile_q = template.numbers
-            room = self._arenas.reserve(stream, floats(workers, tile_q, self._head_dim_v), workers)
+            needed = floats_on_gpu(workers, tile_q, self._head_dim_v, self._batch_invariant)
+            room = self._arenas.reserve(stream, needed, workers)
             words[ARENA_AT] = room.states_at
             words[ARRIVALS_AT] = room.arrivals_at
             words[STREAM_AT] = stream

@@ -37,6 +37,7 @@ _SCALARS = {
     },
 }
 _ENDING = {"cpu": "cpp", "sm80": "cu"}
+_ALIKE = {"cpu": "cpu", "sm80": "sm80_alike"}  # toolchains of the batch_invariant mode
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def attention_spec(
             },
         },
     )
-    return ModuleSpec(name, (Source(f"attention.{_ENDING[family]}", text),), family, target)
+    source = Source(f"attention.{_ENDING[family]}", text)
+    return ModuleSpec(name, (source,), _ALIKE[family] if batch_invariant else family, target)
 
 
 def attention_module(spec: ModuleSpec) -> ctypes.CDLL:

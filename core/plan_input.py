@@ -15,7 +15,7 @@ from attnloom.core.checks import check_positive, check_tensor
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.settings import MOST_WORKERS
-from attnloom.core.tiles import Costs
+from attnloom.core.tiles import Costs, chunk_room
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +157,7 @@ class PlanInput(NamedTuple):
             tile_capacity,
             key.chunk,
             1,
+            chunk_room(key.tile_q) if key.chunk and key.device.type == "cuda" else 0,
         )
 
     def params(

@@ -14,6 +14,21 @@ CHUNK_TOKENS = 2048
 """Tokens of a chunk of KV in the batch_invariant mode: long enough that a state weighs little beside what it was made
 of, short enough that a long request feeds many workers. Every family has the same."""
 
+_CHUNK_ROWS = 1024
+
+
+def chunk_room(tile_q: int) -> int:
+    """States of chunks that a worker on a GPU may leave to others, at most (PlanHeader.chunk_room).
+
+    A host that does not know the lengths must have room for any, so the planner cuts items accordingly: rarely
+    elsewhere than it would, since a worker's share is seldom this many chunks.
+
+    Args:
+        tile_q: folded rows of a state.
+    """
+    return max(2, _CHUNK_ROWS // tile_q)
+
+
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 MAX_GROUP = 128
 
@@ -58,7 +73,8 @@ class Family:
         name: as ``ATTNLOOM_FAMILY`` names it.
         dtypes: of q and the output, and of the caches.
         tiles: its tile shape.
-        wide: its tile shape where head_dim is above 128, or shared memory is little; None: the same.
+        wide: its tile shape where head_dim is above 128, or shared memory is little, or in the batch_invariant mode;
+            None: the same.
         kv_dtypes: further dtypes of the caches.
         slim_tile_kv: tokens of a KV tile of a cache that :func:`is_slim`; None: as of others.
     """
@@ -70,13 +86,14 @@ class Family:
     kv_dtypes: tuple[torch.dtype, ...] = ()
     slim_tile_kv: int | None = None
 
-    def tiles_for(self, head_dim: int, target: str = "", *, slim: bool = False) -> Tiles:
+    def tiles_for(self, head_dim: int, target: str = "", *, slim: bool = False, batch_invariant: bool = False) -> Tiles:
         """The tile shape for a head size, on an architecture as devices.target_of names it.
 
         Args:
             slim: as :func:`is_slim` says.
+            batch_invariant: of the engine's mode.
         """
-        wide = head_dim > 128 or has_little_shared(target)
+        wide = head_dim > 128 or has_little_shared(target) or batch_invariant
         tiles = self.wide if wide and self.wide is not None else self.tiles
         if slim and self.slim_tile_kv is not None:
             tiles = replace(tiles, tile_kv=self.slim_tile_kv)

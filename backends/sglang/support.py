@@ -40,10 +40,6 @@ def refusals(runner: Any) -> list[str]:
             "the unified memory pool is not supported yet",
         ),
         (
-            bool(arguments.enable_deterministic_inference) and on_gpu,
-            "--enable-deterministic-inference is supported on a CPU only",
-        ),
-        (
             compat.captures_prompts(arguments),
             "full CUDA graphs of prefill are not supported yet: expected --cuda-graph-backend-prefill breakable, "
             "tc_piecewise or disabled",

@@ -44,7 +44,8 @@ class ModuleSpec:
     Attributes:
         name: identifier, e.g. ``cpu_attention_f32_d64_causal``; prefix of the module's folder in the cache.
         sources: its files; at least one is compiled, names are distinct.
-        family: toolchain that builds it, ``cpu`` is the C++17 host compiler, ``sm80`` nvcc.
+        family: toolchain that builds it, ``cpu`` is the C++17 host compiler, ``sm80`` nvcc, ``sm80_alike`` nvcc that
+            contracts nothing.
         target: of nvcc, the architecture it compiles for, e.g. ``90a``; empty for the host.
     """
 

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnloom.core.errors import CompilerNotFound, JitError
@@ -160,6 +160,13 @@ def _cuda_recipe(target: str) -> Recipe:
     return Recipe(f"sm_{target}", tuple(flags.split()), ("-shared",))
 
 
+def _cuda_alike_recipe(target: str) -> Recipe:
+    # Of the batch_invariant mode. Where a compiler may contract a product and a sum into one rounding, it decides by
+    # what lies around them: two copies of the same hook, for two rows, could round differently.
+    usual = _cuda_recipe(target)
+    return replace(usual, compile_flags=(*usual.compile_flags, "-fmad=false"))
+
+
 def _find_nvcc() -> tuple[str, ...]:
     return (str(find_nvcc().path),)
 
@@ -168,6 +175,7 @@ _Family = tuple[Callable[[str], Recipe], Callable[[], tuple[str, ...]]]
 _FAMILIES: dict[str, _Family] = {
     "cpu": (_host_recipe, _find_host_compiler),
     "sm80": (_cuda_recipe, _find_nvcc),
+    "sm80_alike": (_cuda_alike_recipe, _find_nvcc),
 }
 
 

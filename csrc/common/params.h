@@ -71,7 +71,7 @@ struct AttentionParams {
   LayoutTensors layout;
   BlockMask block_mask;
   const int32_t* plan;          // planner/plan.h
-  float* arena;                 // partial states: 2 * workers * tile_q * (head_dim_v + 1) floats
+  float* arena;                 // partial states (core/arena.py says how many floats)
   int32_t* arrivals;            // [workers], zero before and after
   const uint64_t* hook_params;  // the variant's declared parameters (common/hooks.h)
   float sm_scale;

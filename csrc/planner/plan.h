@@ -35,6 +35,7 @@ struct PlanHeader {
   int32_t tile_capacity;  // room in the tile arrays; a captured shape keeps it while num_tiles changes
   int32_t chunk;          // KV tiles of a chunk, at whole numbers of which items are cut; 0: at any tile
   int32_t chunk_states;   // room for the states of the chunks of a piece that continues an item, at least 1
+  int32_t chunk_room;     // which may be at most as much, 2 or more; 0: any
 };
 constexpr int32_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int32_t);
 
@@ -125,6 +126,20 @@ ATTNLOOM_HD Range chunks_of_piece(const PlanHeader& plan, Range chunks, int32_t 
   const int32_t begin = chunks.begin + kv_begin / plan.chunk;
   const int32_t end = chunks.begin + kv_end / plan.chunk;
   return {begin, closes || end > chunks.end ? chunks.end : end};
+}
+
+// With chunks: where the kv tiles of an item are counted from, `tiles` being the visible ones.
+ATTNLOOM_HD int32_t first_of_item(const PlanHeader& plan, Range tiles) {
+  return tiles.begin == 0 ? 0 : tiles.begin - tiles.begin % plan.chunk;
+}
+// The visible tiles of a piece.
+ATTNLOOM_HD Range tiles_of_piece(const PlanHeader& plan, Range tiles, const Piece& piece) {
+  const int32_t first = first_of_item(plan, tiles);
+  const int32_t begin = first + piece.kv_begin;
+  const int32_t end = first + piece.kv_end;
+  const int32_t last = piece.closes || end > tiles.end ? tiles.end : end;
+  const int32_t from = begin < tiles.begin ? tiles.begin : begin;
+  return {from < last ? from : last, last};
 }
 
 // Words a plan needs; `tile_capacity` bounds the number of query tiles.

@@ -87,6 +87,21 @@ ATTNLOOM_HD int64_t item_cost(const CostModel& cost, int32_t rows, int32_t kv_ti
   return cost.item + kv_tiles * unit_cost(cost, rows);
 }
 
+// With bounded room for the states of chunks (PlanHeader::chunk_room): a cut at `kv` inside an item of `kv_tiles`
+// behind which a stretch could continue it over more chunks than there is room for moves to where the rest has room, or
+// to the item's begin, whichever is nearer. `share`: the cost of a stretch; `unit`: of a chunk.
+ATTNLOOM_HD int32_t within_room(const PlanHeader& plan, int64_t share, int64_t unit, int32_t kv, int32_t kv_tiles) {
+  if (plan.chunk_room == 0) return kv;
+  // States that a piece leaves at most: of a stretch's cost, rounded to chunks at both ends, and of the item's rest;
+  // one more where it closes the item (chunk_states_of).
+  const int64_t of_stretch = (share + 1) / unit + 3;
+  const int32_t chunks = (kv_tiles + plan.chunk - 1) / plan.chunk;
+  const int32_t of_rest = chunks - kv / plan.chunk + 1;
+  if (min_of(of_stretch, of_rest) <= plan.chunk_room) return kv;
+  const int32_t latest = (chunks + 1 - plan.chunk_room) * plan.chunk;
+  return 2 * static_cast<int64_t>(kv) < latest ? 0 : latest;
+}
+
 // Where stretch `stretch` begins: at the fraction stretch / stretches of the line's cost, moved to the nearest border
 // between KV tiles, or with `whole` between items. prefix[t]: cost of all tiles before t, over all kv heads of the
 // line; [T + 1].
@@ -127,6 +142,7 @@ ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cos
   } else {
     kv = past < 0 ? 0 : static_cast<int32_t>(min_of(past / unit * step, kv_tiles));
     next = kv > 0 && kv == kv_tiles;
+    if (kv > 0 && !next) kv = within_room(header, share, unit, kv, kv_tiles);
   }
   if (!next) return {low, head, kv};
   if (head + 1 < header.num_kv_heads / header.lockstep) return {low, head + 1, 0};
@@ -181,7 +197,9 @@ ATTNLOOM_HD int32_t chunk_states_of(PlanView<const int32_t> plan, int32_t stretc
   if (start.kv == 0 || !(start < stop)) return 0;
   const Piece piece = plan.piece_at(start, stop);
   const int32_t chunk = plan.header().chunk;
-  return (piece.kv_end - piece.kv_begin + chunk - 1) / chunk + (piece.closes ? 1 : 0);
+  const int32_t room = plan.header().chunk_room;
+  const int32_t states = (piece.kv_end - piece.kv_begin + chunk - 1) / chunk + (piece.closes ? 1 : 0);
+  return room > 0 && states > room ? room : states;  // it never is more; what others have in the arena stays theirs
 }
 
 // The host's form: header filled in but for num_tiles; prefix has room for tile_capacity + 1. Returns the

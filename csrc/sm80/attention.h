@@ -39,9 +39,11 @@ __device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) 
     }
     const bool known = loader.covers(piece + 1);
     tile.end(cta.work(piece), known, cta.work(piece + 1), stage);
-    if (!cta.work(piece).piece.whole()) {
-      merge_if_last<S>(piece, reinterpret_cast<float*>(cta.slice(stage, 0)));
-      tile.merged(known, cta.work(piece + 1));
+    if constexpr (!S::kAlike) {
+      if (!cta.work(piece).piece.whole()) {
+        merge_if_last<S>(piece, reinterpret_cast<float*>(cta.slice(stage, 0)));
+        tile.merged(known, cta.work(piece + 1));
+      }
     }
   }
   wait_copies<0>();
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
   int32_t piece = 0;
 #pragma unroll 1
   while (piece < cta.stretch().pieces) {
-    piece = run_pieces<S, Short<S>>(cta, piece);
+    if constexpr (!S::kAlike) piece = run_pieces<S, Short<S>>(cta, piece);
     if constexpr (S::kTall) {
       if (piece < cta.stretch().pieces) piece = run_pieces<S, Tall<S>>(cta, piece);
     }

@@ -34,6 +34,12 @@ struct KvTiles : MaskedTiles<S::Variant::kHasLogitsMask> {
     end = work.tiles.end;
     if constexpr (S::Variant::kHasLogitsMask) {
       if (!masked(cta)) return;
+      if constexpr (S::kAlike) {  // pieces are cut at chunks, whatever the mask hides
+        this->left = INT32_MAX;
+        look(cta, work, tile);
+        settle(cta, work);
+        return;
+      }
       const Piece& piece = work.piece;
       this->left = piece.closes ? INT32_MAX : piece.kv_end - piece.kv_begin;
       int32_t skip = piece.kv_begin;

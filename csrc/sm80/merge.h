@@ -53,7 +53,7 @@ struct PieceOutput {
 
   // Row `row` of those from `first` on.
   __device__ void put(int first, float* waiting, int row, int quad, float4 value, float lse) const {
-    if (work.piece.whole()) {
+    if (S::kAlike || work.piece.whole()) {
       OutputTile<S>{cta, work, first, waiting}.put(row, quad, value, lse);
     } else {
       const int32_t slot = partial_slot(blockIdx.x, work.piece.opens);
@@ -62,9 +62,45 @@ struct PieceOutput {
     }
   }
   __device__ void transform(int first, float* waiting, int count, int thread, int threads) const {
-    if (work.piece.whole()) OutputTile<S>{cta, work, first, waiting}.transform(count, thread, threads);
+    if (S::kAlike || work.piece.whole()) OutputTile<S>{cta, work, first, waiting}.transform(count, thread, threads);
   }
 };
+
+// Which pieces an item is cut into: those of `count` stretches from `opener` on, some of which may be empty.
+struct Split {
+  int32_t opener;
+  int32_t count;
+};
+
+// Called by the whole CTA once the state of its piece is in the arena: whether it is the last one of the item.
+template <typename S>
+__device__ __forceinline__ bool is_last(const Cta<S>& cta, Split split) {
+  int32_t* flag = reinterpret_cast<int32_t*>(shared_memory + S::kFlagAt);
+  int32_t pieces = 0;
+  if (cta.warp() == 0) {
+    for (int32_t i = cta.lane(); i < split.count; i += 32) pieces += cta.plan().has_work(split.opener + i);
+    pieces = __reduce_add_sync(0xffffffff, pieces);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    // Fences of one thread stand for all: what others wrote before a barrier, or read after one, is ordered with it.
+    __threadfence();
+    int32_t* arrivals = cta.p.arrivals + cta.plan().peer(blockIdx.x, split.opener);
+    const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
+    if (last) *arrivals = 0;  // ready for the next run
+    __threadfence();
+    *flag = last;
+  }
+  __syncthreads();
+  return *flag;
+}
+
+template <typename S>
+__device__ __forceinline__ Split split_of(const Cta<S>& cta, const Piece& piece) {
+  const int32_t stretch = static_cast<int32_t>(blockIdx.x) / cta.plan().header().lockstep;
+  const int32_t opener = piece.opens ? stretch : cta.plan().split_begin()[stretch];
+  return {opener, cta.plan().split_end()[opener] - opener + 1};
+}
 
 template <typename S>
 struct Merge {
@@ -79,32 +115,12 @@ struct Merge {
 
   // Called by the whole CTA once its piece's state is in the arena; `room` is what nobody uses.
   __device__ void arrive(const Work<S>& work, float* room) {
-    const Piece& piece = work.piece;
+    const Split split = split_of(cta, work.piece);
+    if (!is_last(cta, split)) return;
+    opener = split.opener;
     lockstep = cta.plan().header().lockstep;
-    const int32_t stretch = blockIdx.x / lockstep;
-    opener = piece.opens ? stretch : cta.plan().split_begin()[stretch];
     first = cta.plan().peer(blockIdx.x, opener);
-    const int32_t count = cta.plan().split_end()[opener] - opener + 1;
-    int32_t* flag = reinterpret_cast<int32_t*>(shared_memory + S::kFlagAt);
-    int32_t pieces = 0;
-    if (cta.warp() == 0) {
-      for (int32_t i = cta.lane(); i < count; i += 32) pieces += cta.plan().has_work(opener + i);
-      pieces = __reduce_add_sync(0xffffffff, pieces);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      // Fences of one thread stand for all: what others wrote before a barrier, or read after one, is ordered with it.
-      __threadfence();
-      int32_t* arrivals = cta.p.arrivals + first;
-      const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
-      if (last) *arrivals = 0;  // ready for the next run
-      __threadfence();
-      *flag = last;
-    }
-    __syncthreads();
-    if (*flag) {
-      for (int row = 0; row < work.rows; row += 16) merge_rows(count, work, row, room);
-    }
+    for (int row = 0; row < work.rows; row += 16) merge_rows(split.count, work, row, room);
   }
 
  private:

@@ -24,8 +24,12 @@ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // kTall: whether the kernel has tall query tiles besides short ones. Without, registers and shared memory leave room
 // for more CTAs, and decode is as fast as loads are in flight.
+//
+// kAlike: the engine's batch_invariant mode. A row has the same bits beside any other rows, on any number of workers,
+// and whether its request's queries come at once or one by one: every query tile is a tall one of 64 rows at most, so
+// that a row takes one path through the arithmetic, and items are folds of chunks (chunks.h).
 template <typename Scalar_, typename Kv_, int kDim_, int kDimV_, int kTileKv_, typename Variant_, typename HookParams_,
-          bool kTall_, bool kLittleShared>
+          bool kTall_, bool kLittleShared, bool kAlike_>
 struct Shape {
   using Scalar = Scalar_;  // of q and the output, and of what the tensor cores multiply
   using Kv = Kv_;          // of the caches
@@ -48,11 +52,12 @@ struct Shape {
   // One CTA to a multiprocessor, and tall tiles of 64 rows.
   static constexpr bool kWide = kDim > 128 || kDimV > 128 || kLittleShared;
   static constexpr bool kTall = kTall_;
+  static constexpr bool kAlike = kAlike_;
 
   // Rows of the query tiles. Two fragments of 16 rows a warp use what is read of a KV tile twice; wide heads leave
   // registers for one.
   static constexpr int kShortRows = 16;
-  static constexpr int kFragments = kWide ? 1 : 2;
+  static constexpr int kFragments = kWide || kAlike ? 1 : 2;
   static constexpr int kTallRows = kWarps * 16 * kFragments;
   static constexpr bool kQueriesInRegisters = !kWide;  // of the short tile
 
@@ -64,7 +69,7 @@ struct Shape {
   static constexpr int kSliceBytes = kSlice * (kPitchK + kPitchV);  // keys, then values
   static constexpr int kStageBytes = kWarps * kSliceBytes;
   // Where four CTAs share a multiprocessor, two stages each are enough on their way.
-  static constexpr int kShortStages = kLittleShared || kStageBytes <= (16 << 10) ? 2 : 3;
+  static constexpr int kShortStages = kLittleShared || kAlike || kStageBytes <= (16 << 10) ? 2 : 3;
   static constexpr int kTallStages = 2;
   // At the end of a piece each warp has its slice of a stage for rows of the output, as float32: as many as fit.
   static constexpr int kOutputRows = 16 * kPitchOut * 4 <= kSliceBytes ? 16 : 8;
@@ -90,7 +95,7 @@ struct Shape {
   static constexpr int kSharedBytes = kLoadersAt + kWarps * kLoaderBytes;
 
   // CTAs that share a multiprocessor of Hopper, as shared memory (227 KB and 1 KB of each CTA's) and registers allow.
-  static constexpr int kMostCtas = kTall || kDim > 128 ? 2 : (kDim > 64 ? 3 : 4);
+  static constexpr int kMostCtas = (kTall && !kAlike) || kDim > 128 ? 2 : (kDim > 64 ? 3 : 4);
   static constexpr int kCtasPerSm = smaller(kMostCtas, (228 << 10) / (kSharedBytes + (1 << 10)));
   static_assert(kCtasPerSm > 0, "a CTA fits");
 };

@@ -32,6 +32,18 @@ struct Rows {
     total[0] = total[1] = 0.0f;
   }
 
+  // Makes the state one that a fold takes: whole sums in every lane; and -0 becomes 0, since weights of 0 times values,
+  // which only other rows see, may have either sign.
+  __device__ void settle() {
+    total[0] = sum(0);
+    total[1] = sum(1);
+#pragma unroll
+    for (int i = 0; i < S::kDimV / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[i][j] = __fadd_rn(out[i][j], 0.0f);
+    }
+  }
+
   // The sum of row `half`, whole in every lane.
   __device__ float sum(int half) const {
     float value = total[half];
@@ -175,6 +187,8 @@ struct Softmax {
     // rescaling of the output becomes rare (as FlashAttention-4 does), and no lane need ask the others of its row.
     float peak[kFragments][2];
     bool passed = false;
+    // kAlike: whether a score of the row itself passes its reference, for what other rows do must not reach it.
+    [[maybe_unused]] bool row_passed[2 * kFragments];
 #pragma unroll
     for (int m = 0; m < 2 * kFragments; ++m) {
       float& highest = peak[m / 2][m % 2];
@@ -183,7 +197,11 @@ struct Softmax {
 #pragma unroll
       for (int n = 1; n < kCount; ++n) highest = fmaxf(highest, fmaxf(score[n][m % 2 * 2], score[n][m % 2 * 2 + 1]));
       highest *= scale;
-      passed |= highest > rows[m / 2].peak[m % 2] + 8.0f;
+      const bool passes = highest > rows[m / 2].peak[m % 2] + 8.0f;
+      passed |= passes;
+      if constexpr (S::kAlike) {
+        row_passed[m] = (__ballot_sync(0xffffffff, passes) >> (thread_anew() % 32 & ~3u) & 15u) != 0;
+      }
     }
     if (__any_sync(0xffffffff, passed)) {
 #pragma unroll
@@ -193,6 +211,7 @@ struct Softmax {
         next = fmaxf(next, __shfl_xor_sync(0xffffffff, next, 1));
         next = fmaxf(next, __shfl_xor_sync(0xffffffff, next, 2));
         next = fmaxf(next, of.peak[m % 2]);
+        if constexpr (S::kAlike) next = row_passed[m] ? next : of.peak[m % 2];  // a factor of 1, or of 0 for zeros
         const float factor = fast_exp2(of.peak[m % 2] - (next > ATTNLOOM_NEG_INF ? next : 0.0f));
         of.total[m % 2] *= factor;
 #pragma unroll

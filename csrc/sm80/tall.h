@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "sm80/chunks.h"
 #include "sm80/epilogue.h"
 #include "sm80/loader.h"
 #include "sm80/merge.h"
@@ -37,6 +38,7 @@ struct Tall {
   explicit __device__ Tall(const Cta<S>& of) : cta(of) {}
 
   Rows<S> rows[kFragments];
+  Chunks<S> chunks;  // kAlike
 
   __device__ void ask(const Work<S>& work) const {
     Queries<S>::share(cta, work, S::kTallRows, shared_memory + S::kTallQueriesAt);
@@ -53,6 +55,7 @@ struct Tall {
     for (int m = 0; m < kFragments; ++m) rows[m].reset();
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) totals()[m] = make_float2(0.0f, 0.0f);
+    if constexpr (S::kAlike) chunks.begin(cta, work);
     // The band of the warp's own rows: masks are needed in fewer tiles. Without rows there is nothing to do but to
     // load.
     const int count = min(16 * kFragments, work.rows - first_row());
@@ -80,6 +83,9 @@ struct Tall {
   template <typename Load>
   __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Load load) {
     load();
+    if constexpr (S::kAlike) {
+      while (chunks.over_at(tiles.tile)) turn(work, tiles.tile);
+    }
     // Inside the band of all the warp's rows.
     const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(seen().free);
 #pragma unroll 1
@@ -117,10 +123,14 @@ struct Tall {
     if (known) ask(next);
     asked = known;
     take_totals();
+    if constexpr (S::kAlike) {
+      rows[0].settle();
+      if (!chunks.end(cta, work, rows[0])) return;
+    }
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) {
       const OutputTile<S> tile{cta, work, first_row() + m * 16, nullptr};
-      if (work.piece.whole() && tile.direct()) {
+      if ((S::kAlike || work.piece.whole()) && tile.direct()) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const Finished row = finished(m, half);
@@ -154,10 +164,20 @@ struct Tall {
   };
   // The lane's row of half `half` of fragment m.
   __device__ __forceinline__ Finished finished(int m, int half) const {
-    const float sum = rows[m].sum(half);
+    const float sum = S::kAlike ? rows[m].total[half] : rows[m].sum(half);
     float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
     if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
     return {factor, sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2};
+  }
+
+  // kAlike: a chunk is over before KV tile `tile`.
+  __device__ __forceinline__ void turn(const Work<S>& work, int32_t tile) {
+    take_totals();
+    rows[0].settle();
+    chunks.put(cta, work, rows[0]);
+    chunks.next(cta, work, tile);
+    rows[0].reset();
+    keep_totals();
   }
 
   // The thread's parts of its rows' sums are needed once a tile: they lie in shared memory.

@@ -41,7 +41,7 @@ struct Work {
   Range band_free;  // slots inside the band of every query
   Range mask_free;  // slots that logits_mask leaves to every query
 
-  __device__ bool tall() const { return rows > S::kShortRows; }
+  __device__ bool tall() const { return S::kAlike || rows > S::kShortRows; }
 
   // A thread makes it by itself.
   __device__ void set(const Cta<S>& cta, const Piece& of) {
@@ -102,6 +102,10 @@ struct Work {
       }
     }
     tiles = kv_tiles_of(any, S::kTileKv);
+    if constexpr (S::kAlike) {
+      tiles = tiles_of_piece(header, tiles, piece);
+      return;
+    }
     if (S::Variant::kHasLogitsMask && cta.p.block_mask.kinds != nullptr) return;
     if (!piece.closes) tiles.end = min(tiles.begin + piece.kv_end, tiles.end);
     tiles.begin += piece.kv_begin;

@@ -27,15 +27,22 @@ _SHORT = {BF16: "bf16", F16: "f16", E4M3: "e4m3", E5M2: "e5m2"}
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is compiled in. name: of a variant case."""
+    """What is compiled in, but for the chunk.
+
+    Attributes:
+        name: of a variant case.
+        chunk: KV tiles of a chunk in the batch_invariant mode; 0: not in it.
+    """
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
     head_dim: int
     name: str = "plain"
+    chunk: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name}-{_SHORT[self.dtype]}-{_SHORT[self.kv_dtype]}-{self.head_dim}"
+        mode = f"-chunks of {self.chunk}" if self.chunk else ""
+        return f"{self.name}-{_SHORT[self.dtype]}-{_SHORT[self.kv_dtype]}-{self.head_dim}{mode}"
 
     @property
     def case(self) -> VariantCase:
@@ -65,6 +72,19 @@ NAMED = (
     Kernel(F16, F16, 256, "cap, alibi, sinks"),
 )
 KERNELS = (*PLAIN, *ALONE, *ALL, *NAMED)
+INVARIANT = (
+    Kernel(BF16, BF16, 128, chunk=2),
+    Kernel(F16, F16, 64, chunk=1),
+    Kernel(BF16, BF16, 256, chunk=3),
+    Kernel(BF16, E4M3, 128, chunk=2),
+    Kernel(BF16, BF16, 128, "all, of positions", chunk=2),
+    Kernel(F16, E5M2, 80, "all, of positions", chunk=1),
+    Kernel(BF16, BF16, 64, "no softmax", chunk=2),
+    Kernel(BF16, BF16, 128, "cap, alibi, sinks", chunk=2),
+    Kernel(F16, F16, 128, "chunks", chunk=1),
+    Kernel(BF16, BF16, 128, "local and first", chunk=2),
+)
+"""Of the batch_invariant mode, with chunks so short that few tokens make many; test_batch_invariant.py."""
 
 
 @cache
@@ -84,8 +104,9 @@ def prebuild() -> None:
                     kernel.case.variant,
                     target,
                     kernel.kv_dtype,
+                    kernel.chunk > 0,
                 )
-                for kernel in KERNELS
+                for kernel in (*KERNELS, *INVARIANT)
                 if kernel.kv_dtype in (kernel.dtype, *family.kv_dtypes)
             ),
         ]
@@ -98,7 +119,7 @@ def engine_of(
 ) -> Attention:
     """The engine of a kernel under a band."""
     prebuild()
-    return Attention(
+    engine = Attention(
         num_qo_heads,
         num_kv_heads,
         kernel.head_dim,
@@ -106,4 +127,8 @@ def engine_of(
         kv_dtype=kernel.kv_dtype,
         variant=dataclasses.replace(kernel.case.variant, left=left, right=right),
         device=DEVICE,
+        batch_invariant=kernel.chunk > 0,
     )
+    if kernel.chunk:
+        engine.plan_key = engine.plan_key._replace(chunk=kernel.chunk)
+    return engine

@@ -3,7 +3,8 @@
     compute-sanitizer --tool racecheck python -m integration_tests.gpu.small
 
 Every kind of tile, loader, hook and merge is in it: caches of 16 and of 8 bits, narrow and wide heads, heads that are
-no power of two, states, splits among few and many workers, positions, packed and block masks.
+no power of two, states, splits among few and many workers, positions, packed and block masks, and the batch_invariant
+mode.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import dataclasses
 import time
 
 from integration_tests.gpu.cases import draw
-from integration_tests.gpu.kernels import BF16, E4M3, E5M2, F16, Kernel
+from integration_tests.gpu.kernels import BF16, E4M3, E5M2, F16, INVARIANT, Kernel
 from integration_tests.gpu.running import check_case
 
 SMALL = (
@@ -27,6 +28,7 @@ SMALL = (
     Kernel(BF16, BF16, 128, "packed mask"),
     Kernel(BF16, BF16, 128, "local and first"),
     Kernel(BF16, BF16, 128, "chunks"),
+    *(kernel for kernel in INVARIANT if kernel.name in ("plain", "all, of positions")),
 )
 _LONGEST = 300  # keys; queries a third of it
 

@@ -6,8 +6,9 @@ definition.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -234,6 +235,45 @@ TOGETHER = {
 }
 """All seven hooks together, with a sink, and without softmax."""
 
+
+def positional(text: str) -> str:
+    """A hook that looks at positions and heads only: what else it would look at is 0."""
+    return re.sub(r"\b(request|q_index|kv_index)\b", "0", text)
+
+
+def _at_positions(hook: Any) -> Any:
+    """The same of the oracle's."""
+
+    def called(*arguments: Any) -> Any:
+        at = arguments[-1]
+        here = replace(at, request=0, q_index=torch.zeros_like(at.q_index), kv_index=torch.zeros_like(at.kv_index))
+        return hook(*arguments[:-1], here)
+
+    return called
+
+
+def _all_of_positions(shape: Shape, params: Params) -> Hooks:
+    hooks = TOGETHER["all"].hooks(shape, params)
+    named = {name: getattr(hooks, name) for name in ("query", "key", "value", "logits", "mask", "output", "sink")}
+    return replace(hooks, **{name: _at_positions(hook) for name, hook in named.items()})
+
+
+POSITIONAL = {
+    "all, of positions": VariantCase(
+        Variant(
+            "gpu_all_positions",
+            (RATE, GAIN, TILT, SINKS),
+            logits_transform=positional(LOGITS),
+            sink=positional(SINK),
+            **{hook: positional(text) for hook, text in ALL.items()},
+        ),
+        _all_of_positions,
+        _softmax_of_all,
+        by_position=True,
+    )
+}
+"""All seven hooks with a sink, over positions: for the batch_invariant mode."""
+
 CAP = 5.0
 
 
@@ -362,4 +402,4 @@ CATALOGUE = {
 }
 
 PLAIN = VariantCase(Variant("plain"), lambda shape, params: Hooks())
-VARIANTS = {"plain": PLAIN, **HOOKS, **TOGETHER, **CATALOGUE}
+VARIANTS = {"plain": PLAIN, **HOOKS, **TOGETHER, **POSITIONAL, **CATALOGUE}

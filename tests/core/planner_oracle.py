@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from math import floor
+from math import ceil, floor
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def tiles(
 
 
 def starts(
-    line: Sequence[Tile], heads: int, stretches: int, costs: Costs, chunk: int = 0
+    line: Sequence[Tile], heads: int, stretches: int, costs: Costs, chunk: int = 0, room: int = 0
 ) -> list[tuple[int, int, int]]:
     """Where each stretch begins, and where the last one stops: (tile, head, kv tile counted from the first visible).
 
@@ -84,6 +84,10 @@ def starts(
     Stretch s begins at the fraction s / stretches of the line's cost. That moves to the nearest border between items,
     if no stretch is then dearer than a fair share by more than two and a half times what an item costs besides its kv
     tiles; else to the nearest border between kv tiles; with chunks, between as many tiles. A half moves to the later.
+
+    room: states of chunks that a stretch may leave, 0: any number. A stretch that begins inside an item leaves one for
+    each chunk until it stops or the item ends, and one more there. Where that may be more than the room, the stretch
+    begins with the item, or so late that the item's rest has room, whichever is nearer.
     """
     items = [(index, head, tile) for index, tile in enumerate(line) for head in range(heads)]
     end = (len(line), 0, 0)
@@ -113,6 +117,13 @@ def starts(
             into = target - borders[place] - costs.item
             border = step * floor(Fraction(into, step * costs.unit(tile)) + Fraction(1, 2))
             border = min(max(0, border), len(tile.kv_tiles))
+            if room and 0 < border < len(tile.kv_tiles):
+                chunks = ceil(Fraction(len(tile.kv_tiles), step))
+                until_stop = (borders[-1] // stretches + 1) // (step * costs.unit(tile)) + 2
+                until_end = chunks - border // step
+                if min(until_stop, until_end) + 1 > room:
+                    late = step * (chunks - (room - 1))
+                    border = 0 if border < late - border else late
             if tile.kv_tiles and border == len(tile.kv_tiles):
                 found = (*items[place + 1][:2], 0) if place + 1 < len(items) else end
             else:

@@ -30,16 +30,20 @@ def key_of(
     right: int | None = 0,
     tiles: tuple[int, int, int] = (TILE_Q_SHORT, TILE_Q, TILE_KV),
     chunk: int = 0,
+    device: str = "cpu",
 ) -> PlanKey:
-    return PlanKey(num_qo_heads, num_kv_heads, *tiles, left, right, torch.device("cpu"), chunk=chunk)
+    return PlanKey(num_qo_heads, num_kv_heads, *tiles, left, right, torch.device(device), chunk=chunk)
 
 
-def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS) -> Plan:
-    """The engine's plan of a case."""
+def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS, key: PlanKey | None = None) -> Plan:
+    """The engine's plan of a case. key: another than of the tiles here on a CPU."""
+    heads = case.num_kv_heads
+    if key is None:
+        key = key_of(case.group * heads, heads, left=case.left, right=case.right, chunk=case.chunk)
     return plan_scan(
         indptr(case.qo_lens),
         torch.tensor(case.kv_lens, dtype=torch.int32),
-        key_of(case.group * case.num_kv_heads, case.num_kv_heads, left=case.left, right=case.right, chunk=case.chunk),
+        key,
         num_workers=case.num_workers,
         lockstep=case.lockstep,
         costs=Costs(costs.item, costs.kv_tile, costs.row),

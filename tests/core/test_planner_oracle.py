@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnloom.core.abi import PlanHeader
+from attnloom.core.tiles import chunk_room
 from tests.core import planner_oracle
-from tests.core.planning import TILE_KV, TILE_Q, TILE_Q_SHORT, scan
+from tests.core.planning import COSTS, TILE_KV, TILE_Q, TILE_Q_SHORT, key_of, scan
 from tests.core.strategies import PlanCase, examples, plan_cases
 
 
@@ -66,6 +69,39 @@ def test_chunks_are_never_cut_and_their_states_have_room(case: PlanCase) -> None
             if begin > 0:
                 needed = max(needed, -(-(end - begin) // case.chunk) + closes)
     assert header.chunk_states == needed
+
+
+@examples(8)
+@given(plan_cases(), st.sampled_from((2, 3, 4, 8)), st.lists(st.integers(1, 9000), min_size=9, max_size=9))
+def test_room_for_the_states_of_chunks_is_bounded_on_a_gpu(case: PlanCase, room: int, kv_lens: list[int]) -> None:
+    """The same integers as the oracle's, and no piece that continues an item leaves more states than there is room."""
+    chunk = max(1, case.chunk)
+    case = replace(case, chunk=chunk, kv_lens=kv_lens[: len(case.qo_lens)])
+    tiles = (TILE_Q_SHORT, next(tile_q for tile_q in (128, 256, 341, 512) if chunk_room(tile_q) == room), TILE_KV)
+    heads = case.num_kv_heads
+    band = {"left": case.left, "right": case.right}
+    plan = scan(case, key=key_of(case.group * heads, heads, tiles=tiles, chunk=chunk, device="cuda:0", **band))
+    line = planner_oracle.tiles(
+        case.qo_lens,
+        case.kv_lens,
+        group=case.group,
+        tile_q_short=tiles[0],
+        tile_q=tiles[1],
+        tile_kv=TILE_KV,
+        **band,
+    )
+    starts = planner_oracle.starts(line, heads // case.lockstep, case.stretches, COSTS, chunk, room)
+    assert list(zip(plan.worker_tile.tolist(), plan.worker_head.tolist(), plan.worker_kv.tolist(), strict=True)) == (
+        starts
+    )
+    assert starts == sorted(starts)
+    needed = 1
+    for _, tile, _, begin, end in plan.pieces():
+        if begin > 0:
+            closes = end == int(plan.tile_kv_tiles[tile])
+            needed = max(needed, -(-(end - begin) // chunk) + closes)
+    header = PlanHeader.from_address(plan.buffer.data_ptr())
+    assert header.chunk_states == needed <= room == header.chunk_room
 
 
 def test_equal_cuts_of_one_long_decode() -> None:

@@ -55,6 +55,15 @@ _KERNELS: dict[str, tuple[torch.dtype, torch.dtype, int, Variant]] = {
     "f16, e5m2, 192, causal": (torch.float16, torch.float8_e5m2, 192, variants.Causal()),
 }
 _EVERYWHERE = ("bf16, 128, causal", "bf16, 128, hooks")
+_INVARIANT = (
+    *_EVERYWHERE,
+    "f16, 64, causal",
+    "bf16, e4m3, 128, causal",
+    "bf16, 256, causal",
+    "bf16, 128, sigmoid",
+    "bf16, 128, all hooks",
+    "f16, e5m2, 192, causal",
+)  # those that are compiled for the batch_invariant mode too
 
 
 @dataclass(frozen=True)
@@ -112,8 +121,11 @@ def instantiations() -> Iterator[tuple[str, str, ModuleSpec]]:
     for target in TARGETS:
         yield target, "device", device_spec(target)
         for name, (dtype, kv_dtype, head_dim, variant) in _KERNELS.items():
-            if target == "90a" or name in _EVERYWHERE:
-                yield target, name, attention_spec("sm80", dtype, head_dim, head_dim, variant, target, kv_dtype)
+            if target != "90a" and name not in _EVERYWHERE:
+                continue
+            for invariant in (False, True) if name in _INVARIANT else (False,):
+                spec = attention_spec("sm80", dtype, head_dim, head_dim, variant, target, kv_dtype, invariant)
+                yield target, f"{name}, batch invariant" if invariant else name, spec
 
 
 def compiled(spec: ModuleSpec) -> list[Resources]:
@@ -179,8 +191,8 @@ def _parsed(log: str, ptx: str, target: str, dynamic: tuple[int, ...]) -> list[R
         is_attention = name.startswith("attention_kernel")
         shared = int(static[1]) if static else 0
         if is_attention:
-            # The last two arguments of Shape: tall tiles, little shared memory.
-            tall = re.search(r"Lb([01])ELb[01]E", match["name"]).group(1) == "1"  # type: ignore[union-attr]
+            # The last three arguments of Shape: tall tiles, little shared memory, the batch_invariant mode.
+            tall = re.search(r"Lb([01])ELb[01]ELb[01]E", match["name"]).group(1) == "1"  # type: ignore[union-attr]
             name += "" if tall else ", short tiles"
             shared += dynamic[tall]
         bound = re.search(rf"\.entry {match['name']}\(.*?\)\s*\.maxntid (\d+)", ptx, re.DOTALL)
