@@ -16,6 +16,7 @@ from gpu.card import driver
 from report import Row, Target, arguments, publish
 
 from attnloom import Attention, BlockSparseLayout, Variant, append_kv, variants
+from attnloom.core.op import op_arguments
 from attnloom.core.plan import Plan
 
 BURST = 50  # calls; a stream's queue holds about a thousand launches
@@ -62,25 +63,11 @@ class Layer:
 
     def operator(self) -> Callable[[], object]:
         """As a compiled graph calls it."""
-        operator, layout = torch.ops.attnloom.attention.default, self.layout
-        q, k, v, out, plan = self.q, self.k, self.v, self.out, self.plan.buffer
-        starts, lengths, indices = layout.starts, layout.lengths, layout.indices
-        handle, workers = self.engine.handle, self.plan.num_workers
-        return lambda: operator(
-            q,
-            k,
-            v,
-            out,
-            None,
-            plan,
-            starts,
-            lengths,
-            indices,
-            None,
-            None,
-            [],
-            [handle, workers, 16, 1, 0, 128**-0.5, 1.0, 1.0],
-        )
+        operator = torch.ops.attnloom.attention.default
+        tensors = (self.q, self.k, self.v, self.out, None)
+        scales = (128**-0.5, 1.0, 1.0)
+        arguments = op_arguments(self.engine, self.plan, self.layout, tensors, (), scales, False)
+        return lambda: operator(*arguments)
 
     def append(self) -> None:
         append_kv(self.new, self.new, self.k, self.v, self.slots)

@@ -46,18 +46,17 @@ def register_engine(engine: Attention) -> int:
     return handle
 
 
-def attention_op(
+def op_arguments(
     engine: Attention,
     plan: Plan,
     layout: BlockSparseLayout,
-    num_blocks: int,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     values: Sequence[Value],
     scales: tuple[float, float, float],
     unfinished: bool,
-) -> None:
-    """Call the operator with the arguments of the direct path."""
-    torch.ops.attnloom.attention.default(
+) -> tuple[object, ...]:
+    """What the operator is given, from the arguments of the direct path."""
+    return (
         *tensors,
         plan.buffer,
         layout.starts,
@@ -77,6 +76,20 @@ def attention_op(
             *[value for value in values if not isinstance(value, Tensor)],
         ],
     )
+
+
+def attention_op(
+    engine: Attention,
+    plan: Plan,
+    layout: BlockSparseLayout,
+    num_blocks: int,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    values: Sequence[Value],
+    scales: tuple[float, float, float],
+    unfinished: bool,
+) -> None:
+    """Call the operator with the arguments of the direct path."""
+    torch.ops.attnloom.attention.default(*op_arguments(engine, plan, layout, tensors, values, scales, unfinished))
 
 
 def _find(handle: int) -> Attention:

@@ -60,6 +60,7 @@ struct Loader {
       copy_slice(now.copied, now.place, stage);
       now.copied.tiles.next(cta, cta.work(now.copied.piece));
       follow(now);
+      __syncwarp();  // every lane has read the page ids whose place is taken now
       ask(now.asked, computing, now.place);
       now.place = now.place + 1 == kAhead ? 0 : now.place + 1;
       save(now);
