@@ -7,6 +7,7 @@
 #include "common/params.h"
 #include "common/request.h"
 #include "sm80/element.h"
+#include "sm80/ptx.h"
 #include "sm80/softmax.h"
 
 namespace attnloom {
@@ -145,32 +146,31 @@ struct OutputTile {
     const OutputRow to = row_of(valid ? index : 0);
     const Epilogue<S> end = epilogue();
     factor *= end.sink(to, lse);
-    typename S::Scalar* const from = end.address(to);
+    const bool odd = lane % 2 != 0;
+    constexpr int kQuads = S::kDimV / 16;
+    uint2 bits[kQuads];
 #pragma unroll
-    for (int i = 0; i < S::kDimV / 8; i += 2) {
-      uint2 bits;
-      int dim;
+    for (int q = 0; q < kQuads; ++q) {
+      const float (&even)[4] = rows.out[2 * q];
+      const float (&next)[4] = rows.out[2 * q + 1];
+      const auto pack = [&](float a, float b) { return Half<typename S::Scalar>::pack(a * factor, b * factor); };
       if constexpr (sizeof(typename S::Value) == 2) {
         // A lane has two neighbouring dims of two groups of 8; neighbours exchange one for four of the same group.
-        uint32_t own[2];
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          own[n] = Half<typename S::Scalar>::pack(rows.out[i + n][half * 2] * factor,
-                                                  rows.out[i + n][half * 2 + 1] * factor);
-        }
-        const bool odd = lane % 2 != 0;
-        const uint32_t other = __shfl_xor_sync(0xffffffff, odd ? own[0] : own[1], 1);
-        bits = odd ? make_uint2(other, own[1]) : make_uint2(own[0], other);
-        dim = (i + (odd ? 1 : 0)) * 8 + lane % 4 / 2 * 4;
+        const uint32_t first = pack(even[half * 2], even[half * 2 + 1]);
+        const uint32_t second = pack(next[half * 2], next[half * 2 + 1]);
+        const uint32_t other = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+        bits[q] = odd ? make_uint2(other, second) : make_uint2(first, other);
       } else {  // neighbouring fragments hold even and odd dims (products.h)
-        bits.x = Half<typename S::Scalar>::pack(rows.out[i][half * 2] * factor, rows.out[i + 1][half * 2] * factor);
-        bits.y =
-            Half<typename S::Scalar>::pack(rows.out[i][half * 2 + 1] * factor, rows.out[i + 1][half * 2 + 1] * factor);
-        dim = i * 8 + lane % 4 * 4;
+        bits[q] = make_uint2(pack(even[half * 2], next[half * 2]), pack(even[half * 2 + 1], next[half * 2 + 1]));
       }
-      if (valid) *reinterpret_cast<uint2*>(from + dim) = bits;
     }
-    if (valid && lane % 4 == 0) end.write_lse(to, lse);
+    if (!valid) return;
+    // One address for all: the distances are constants.
+    const int dim = sizeof(typename S::Value) == 2 ? (odd ? 8 : 0) + lane % 4 / 2 * 4 : lane % 4 * 4;
+    char* const from = anew(reinterpret_cast<char*>(end.address(to) + dim));
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) *reinterpret_cast<uint2*>(from + q * 32) = bits[q];
+    if (lane % 4 == 0) end.write_lse(to, lse);
   }
 
   // Thread `thread` of `threads` that share the work.

@@ -94,6 +94,13 @@ __device__ __forceinline__ const char* multiply_add(uint32_t a, uint32_t b, cons
   return reinterpret_cast<const char*>(sum);
 }
 
+// The base-2 logarithm, to 2^-22.
+__device__ __forceinline__ float fast_log2(float x) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // 2^x to two units in the last place; -inf gives 0.
 __device__ __forceinline__ float fast_exp2(float x) {
   float result;

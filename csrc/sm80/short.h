@@ -165,14 +165,14 @@ struct Short {
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < S::kWarps; ++w) {
-      weights.of_warp[w] = S::Variant::kSoftmax ? exp2f(state[w * 32] - shift) : 1.0f;
+      weights.of_warp[w] = S::Variant::kSoftmax ? fast_exp2(state[w * 32] - shift) : 1.0f;
       sum += weights.of_warp[w] * state[w * 32 + 1];
     }
     float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
     if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
 #pragma unroll
     for (int w = 0; w < S::kWarps; ++w) weights.of_warp[w] *= factor;
-    weights.lse = sum == 0.0f ? ATTNLOOM_NEG_INF : (highest + log2f(sum)) * kLn2;
+    weights.lse = sum == 0.0f ? ATTNLOOM_NEG_INF : (highest + fast_log2(sum)) * kLn2;
     return weights;
   }
 

@@ -167,7 +167,7 @@ struct Tall {
     const float sum = S::kAlike ? rows[m].total[half] : rows[m].sum(half);
     float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
     if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
-    return {factor, sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + log2f(sum)) * kLn2};
+    return {factor, sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + fast_log2(sum)) * kLn2};
   }
 
   // kAlike: a chunk is over before KV tile `tile`.
