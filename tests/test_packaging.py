@@ -145,16 +145,21 @@ def test_importing_attnloom_imports_no_torch_where_there_is_one() -> None:
     assert [name for name in added if name.startswith("attnloom")] == ["attnloom"]
 
 
-def test_the_import_is_quick_beyond_torch() -> None:
+def test_the_import_is_quick_beyond_torch(tmp_path: Path) -> None:
+    # Objects of torch are frozen: else a collection of them all, 80 ms, falls on whoever makes the next few thousand.
     code = """
-import time, torch
+import gc, time, torch
+gc.collect()
+gc.freeze()
 begin = time.process_time()
 import attnloom
 for name in attnloom.__all__: getattr(attnloom, name)
 print(time.process_time() - begin)
 """
-    # Processor time, the best of a few: the bound is on our work, not on what else this machine does.
-    assert min(float(run(sys.executable, "-c", code, PYTHONPATH=str(ROOT))) for _ in range(3)) <= 0.100
+    # Processor time, the best of a few: the bound is on our work, not on what else this machine does. With byte code,
+    # as an installed package has it.
+    variables = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    assert min(float(run(sys.executable, "-c", code, **variables)) for _ in range(4)) <= 0.100
 
 
 def test_the_installed_wheel_compiles_its_own_sources(installed: Path, tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ struct Tall {
   static constexpr bool kTall = true;
   static constexpr int kStages = S::kTallStages;
   static constexpr int kFragments = S::kFragments;
-  // Groups of 16 tokens at once: scores take registers, and hooks on them more.
-  static constexpr int kGroups = S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask
-                                     ? 1
-                                     : (sizeof(typename S::Key) == 1 ? 2 : kMostGroups);
+  // Groups of 16 tokens at once: scores take registers, and hooks on them more, like elements that become wider.
+  static constexpr int kGroups =
+      S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask
+          ? 1
+          : (sizeof(typename S::Key) == 1 || sizeof(typename S::Value) == 1 ? 2 : kMostGroups);
   static constexpr int kPart = kGroups * 16;
 
   const Cta<S>& cta;
