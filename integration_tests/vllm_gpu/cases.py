@@ -45,7 +45,7 @@ CASES = {
         case("windows", "windows", **EAGER, **CHUNKS, dtype="bfloat16"),
         case("chunked", "group7", ("FLASH_ATTN",), **EAGER, **CHUNKS),
         case("e4m3", "head128", ("TRITON_ATTN",), **EAGER, kv_cache_dtype="fp8"),
-        case("e5m2", "head128", ("TRITON_ATTN",), **EAGER, kv_cache_dtype="fp8_e5m2"),
+        case("e5m2", "head128", (), **EAGER, kv_cache_dtype="fp8_e5m2"),  # none of vLLM 0.26's own takes them
         case("graphs", "head128", ("FLASH_ATTN",), **DECODE_GRAPHS),
         case("mixed graphs", "head128", ("FLASH_ATTN",), **ALL_GRAPHS),
         case("window graphs", "windows", ("FLASH_ATTN",), **DECODE_GRAPHS, dtype="bfloat16"),
