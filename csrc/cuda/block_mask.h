@@ -7,6 +7,7 @@
 
 #include "common/params.h"
 #include "common/visible.h"
+#include "cuda/launch.h"
 
 namespace attnloom {
 namespace cuda {
@@ -46,8 +47,7 @@ __global__ void __launch_bounds__(kMaskThreads)
 template <typename Variant, typename HookParams>
 int32_t fill_block_mask(const BlockMaskParams& p) {
   const dim3 grid(p.kv_end, p.q_end - p.q_begin, static_cast<unsigned>(p.num_requests));
-  block_mask_kernel<Variant, HookParams>
-      <<<grid, kMaskThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, HookParams(p.hook_params));
+  launch(block_mask_kernel<Variant, HookParams>, grid, kMaskThreads, 0, p.stream, p, HookParams(p.hook_params));
   return static_cast<int32_t>(cudaGetLastError());
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/params.h"
+#include "cuda/launch.h"
 #include "cuda/prepare.h"
 #include "planner/plan.h"
 #include "sm80/loader.h"
@@ -90,8 +91,8 @@ int32_t ctas_per_sm() {
 // One CTA per worker of the plan.
 template <typename S>
 int32_t run_attention(const AttentionParams& params) {
-  attention_kernel<S><<<params.num_workers, S::kThreads, S::kSharedBytes, static_cast<cudaStream_t>(params.stream)>>>(
-      params, typename S::HookParams(params.hook_params));
+  launch(attention_kernel<S>, params.num_workers, S::kThreads, S::kSharedBytes, params.stream, params,
+         typename S::HookParams(params.hook_params));
   return static_cast<int32_t>(cudaGetLastError());
 }
 
@@ -99,8 +100,8 @@ int32_t run_attention(const AttentionParams& params) {
 template <typename S>
 int32_t finish_attention(const FinishParams& params) {
   if (params.total_q == 0) return 0;
-  finish_kernel<S><<<params.total_q, S::kThreads, 0, static_cast<cudaStream_t>(params.stream)>>>(
-      params, typename S::HookParams(params.hook_params));
+  launch(finish_kernel<S>, params.total_q, S::kThreads, 0, params.stream, params,
+         typename S::HookParams(params.hook_params));
   return static_cast<int32_t>(cudaGetLastError());
 }
 

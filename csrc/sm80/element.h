@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "sm80/ptx.h"
+
 namespace attnloom {
 namespace sm80 {
 
@@ -29,9 +31,7 @@ struct Half<__nv_bfloat16> {
   }
   // c[16x8] += a[16x16] b[16x8]
   static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    multiply_bf16(c, a, b0, b1);
   }
 };
 
@@ -47,9 +47,7 @@ struct Half<__half> {
   static __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
   static __device__ __forceinline__ uint32_t from_half2(__half2 pair) { return reinterpret_cast<uint32_t&>(pair); }
   static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    multiply_f16(c, a, b0, b1);
   }
 };
 

@@ -10,6 +10,7 @@
 #include "sm80/element.h"
 #include "sm80/ptx.h"
 #include "sm80/softmax.h"
+#include "sm80/swizzle.h"
 #include "sm80/work.h"
 
 namespace attnloom {

@@ -1,4 +1,5 @@
-// The instructions of Ampere that the family is made of (PTX ISA: cp.async, ldmatrix).
+// The instructions of Ampere that the family is made of (PTX ISA: cp.async, ldmatrix, mma), and nothing else:
+// tests/emulation stands in for this header where there is no GPU.
 #pragma once
 
 #include <cstdint>
@@ -40,16 +41,6 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending));
 }
 
-// Rows in shared memory are whole groups of 8 chunks of 16 bytes; chunk c of row r lies at place c ^ (r % 8) of its
-// group, so that ldmatrix finds eight rows in different banks.
-__device__ __forceinline__ uint32_t chunk_address(uint32_t rows, uint32_t row, uint32_t pitch, uint32_t chunk) {
-  return rows + row * pitch + ((chunk ^ (row & 7)) * 16);
-}
-// From the address of chunk 0 or 1, that of the chunk `pair` pairs on: one instruction, and no register kept.
-__device__ __forceinline__ uint32_t chunk_of_pair(uint32_t first, int pair) {
-  return (first ^ (pair % 4 * 32)) + pair / 4 * 128;
-}
-
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -60,6 +51,18 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address));
+}
+
+// c[16x8] += a[16x16] b[16x8], of bfloat16 and of halves.
+__device__ __forceinline__ void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // A value that the compiler takes for new: what is computed from it is not kept in registers over the main loop.

@@ -6,6 +6,7 @@
 #include "sm80/element.h"
 #include "sm80/products.h"
 #include "sm80/ptx.h"
+#include "sm80/swizzle.h"
 #include "sm80/work.h"
 
 namespace attnloom {
