@@ -31,8 +31,11 @@ def test_mypy_strict() -> None:
 
 
 def test_clang_format() -> None:
-    files = sorted(str(path.relative_to(ROOT)) for end in ("h", "hpp", "cpp") for path in ROOT.glob(f"csrc/**/*.{end}"))
-    assert files
+    folders, ends = ("csrc", "tests"), ("h", "hpp", "cpp")
+    files = sorted(
+        str(path.relative_to(ROOT)) for folder in folders for end in ends for path in ROOT.glob(f"{folder}/**/*.{end}")
+    )
+    assert any(file.startswith("csrc") for file in files) and any(file.startswith("tests") for file in files)
     run("clang-format", "--dry-run", "-Werror", *files)
 
 

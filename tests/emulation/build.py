@@ -1,0 +1,41 @@
+"""Compiles a kernel of the sm80 family for the CPU: csrc's own headers, with the stand-ins of include/ before them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from attnloom.core.jit.spec import ModuleSpec
+from attnloom.core.jit.template import CSRC, Rendering
+from attnloom.core.jit.toolchain import toolchain
+
+HERE = Path(__file__).parent
+_FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",  # registers are read as pairs of elements
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Werror",
+    "-Wno-unknown-pragmas",  # unroll
+)
+
+
+def compile_kernel(spec: ModuleSpec, folder: Path, csrc: Path = CSRC) -> Path:
+    """The library of a kernel, made in ``folder``.
+
+    Raises:
+        AssertionError: the compiler refuses it; the message is the compiler's.
+    """
+    text = spec.sources[0].text
+    source, library = folder / f"{spec.name}.cpp", folder / f"{spec.name}.so"
+    source.write_text(text.text() if isinstance(text, Rendering) else text)
+    include = ["-I", str(HERE / "include"), "-I", str(csrc)]
+    command = [*toolchain("cpu").command, *_FLAGS, *include, str(source), str(HERE / "fibres.cpp"), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{spec.name}: the stand-ins do not compile it\n{done.stderr[:4000]}"
+    return library
