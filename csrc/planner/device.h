@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/params.h"
+#include "cuda/launch.h"
 #include "planner/plan.h"
 #include "planner/scan.h"
 
@@ -190,8 +191,8 @@ int32_t plan_on_device(const PlanParams& params, const PlanHeader& header) {
   // No more threads than there is work for: a barrier of few warps is cheaper.
   int threads = 128;
   while (threads < kThreads && threads < header.num_requests) threads *= 2;
-  planner_kernel<Variant, HookParams>
-      <<<1, threads, 0, static_cast<cudaStream_t>(params.stream)>>>(params, header, HookParams(params.hook_params));
+  launch(planner_kernel<Variant, HookParams>, 1, threads, 0, params.stream, params, header,
+         HookParams(params.hook_params));
   return static_cast<int32_t>(cudaGetLastError());
 }
 

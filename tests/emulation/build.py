@@ -26,16 +26,21 @@ _FLAGS = (
 
 
 def compile_kernel(spec: ModuleSpec, folder: Path, csrc: Path = CSRC) -> Path:
-    """The library of a kernel, made in ``folder``.
+    """The library of a kernel, made in ``folder``; raises as :func:`compile_text`."""
+    text = spec.sources[0].text
+    return compile_text(spec.name, text.text() if isinstance(text, Rendering) else text, folder, csrc)
+
+
+def compile_text(name: str, text: str, folder: Path, csrc: Path = CSRC) -> Path:
+    """The library of a translation unit.
 
     Raises:
         AssertionError: the compiler refuses it; the message is the compiler's.
     """
-    text = spec.sources[0].text
-    source, library = folder / f"{spec.name}.cpp", folder / f"{spec.name}.so"
-    source.write_text(text.text() if isinstance(text, Rendering) else text)
+    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    source.write_text(text)
     include = ["-I", str(HERE / "include"), "-I", str(csrc)]
     command = [*toolchain("cpu").command, *_FLAGS, *include, str(source), str(HERE / "fibres.cpp"), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{spec.name}: the stand-ins do not compile it\n{done.stderr[:4000]}"
+    assert done.returncode == 0, f"{name}: it does not compile with the stand-ins\n{done.stderr[:4000]}"
     return library

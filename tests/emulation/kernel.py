@@ -105,7 +105,7 @@ class EmulatedKernel:
         return BlockMask(kinds, size)
 
     def run(self, plan: Plan, seed: int) -> tuple[Tensor, Tensor | None]:
-        """Rows and LSE [spare rows included] of a launch with threads in the order of ``seed``; states for that mode."""
+        """Rows and LSE of a launch with its threads in the order of ``seed``, spare rows included; or states."""
         case, batch, kernel = self.case, self.batch, self.kernel
         state = case.mode == "state"
         dtype = torch.float32 if state else kernel.dtype
