@@ -8,12 +8,7 @@ using __nv_fp8x2_storage_t = uint16_t;
 
 // E5M2 is the upper half of a half. E4M3 has a bias of 7, NaN where all bits are set, and no infinity.
 inline float emulated_fp8(uint8_t bits, __nv_fp8_interpretation_t kind) {
-  if (kind == __NV_E5M2) {
-    __half value;
-    const uint16_t whole = static_cast<uint16_t>(bits << 8);
-    std::memcpy(&value, &whole, 2);
-    return __half2float(value);
-  }
+  if (kind == __NV_E5M2) return emulated_half(static_cast<uint16_t>(bits << 8));
   const int exponent = bits >> 3 & 15, mantissa = bits & 7;
   float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
