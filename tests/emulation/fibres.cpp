@@ -1,4 +1,4 @@
-// The fibres of a CTA, and what the test calls: emulation_seed, emulation_readable.
+// The fibres of some CTAs, and what the test calls: emulation_seed, emulation_readable.
 #include "fibres.h"
 
 #include <setjmp.h>
@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
-#include <numeric>
 #include <vector>
 
 namespace attnloom {
@@ -46,32 +45,37 @@ struct Fibre {
   uint64_t until = 0;  // it has been opened so often
 };
 
-Fibre fibres[kMostThreads];
-Meeting of_warp[kMostThreads / 32][33];  // by the first lane of those that meet; the last is that of all lanes
-Meeting of_cta;
+struct Cta {
+  Place at;
+  uint32_t current = 0;  // the fibre that runs
+  uint32_t left = 0;     // that have not ended
+  uint32_t slow = 0;     // a warp that runs when no other can, or none
+  Fibre fibres[kMostThreads];
+  Meeting of_warp[kMostThreads / 32][33];  // by the first lane of those that meet; the last is that of all lanes
+  Meeting of_all;
+  std::vector<char> shared;  // while another CTA runs
+};
+
+// CTAs run side by side, so many at a time; what is in shared_memory belongs to one.
+constexpr uint32_t kTogether = 3;
+constexpr uint32_t kLongestStay = 16;  // log2 of waits until another one goes on: from few to as many as a piece takes
+Cta ctas[kTogether];
+Cta* now = &ctas[0];
+std::vector<Place> to_come;
 std::vector<std::pair<const char*, const char*>> allowed;
 std::mt19937 numbers;
 const std::function<void()>* body;
 jmp_buf launcher;
-uint32_t current, count, dynamic_bytes;
-Place at;
+uint32_t count, dynamic_bytes;
+uint32_t stay = 1;
 
 bool runnable(const Fibre& fibre) {
   return !fibre.done && (fibre.waits == nullptr || fibre.waits->times > fibre.until);
 }
 
-// The next fibre is mostly the neighbour, sometimes any.
-int next_after(uint32_t from) {
-  if (random(4) == 0) from = random(count);
-  for (uint32_t step = 1; step <= count; ++step) {
-    const uint32_t index = (from + step) % count;
-    if (runnable(fibres[index])) return static_cast<int>(index);
-  }
-  return -1;
-}
-
 [[noreturn]] void deadlock() {
-  std::fprintf(stderr, "CTA (%u, %u, %u): deadlock\n", at.x, at.y, at.z);
+  const auto& fibres = now->fibres;
+  std::fprintf(stderr, "CTA (%u, %u, %u): deadlock\n", now->at.x, now->at.y, now->at.z);
   for (uint32_t i = 0; i < count; ++i) {
     if (i > 0 && fibres[i].done == fibres[i - 1].done && fibres[i].waits == fibres[i - 1].waits) continue;
     const char* where = fibres[i].done ? "(has ended)" : fibres[i].waits->instruction;
@@ -82,14 +86,43 @@ int next_after(uint32_t from) {
 
 void start() {
   (*body)();
-  fibres[current].done = true;
-  fibres[current].waits = nullptr;
+  Fibre& me = now->fibres[now->current];
+  me.done = true;
+  me.waits = nullptr;
+  --now->left;
   _longjmp(launcher, 1);
 }
 
-void go_to(uint32_t index) {
-  current = index;
-  Fibre& fibre = fibres[index];
+void enter(Cta& cta) {
+  if (&cta == now) return;
+  now->shared.assign(attnloom::sm80::shared_memory, attnloom::sm80::shared_memory + dynamic_bytes);
+  now = &cta;
+  std::copy(now->shared.begin(), now->shared.end(), attnloom::sm80::shared_memory);
+}
+
+// Some CTA that has not ended, if there is one.
+bool enter_any() {
+  stay = 1u << random(kLongestStay + 1);
+  const uint32_t from = random(kTogether);
+  for (uint32_t step = 0; step < kTogether; ++step) {
+    Cta& cta = ctas[(from + step) % kTogether];
+    if (cta.left == 0) continue;
+    enter(cta);
+    return true;
+  }
+  return false;
+}
+
+// Goes to a fibre of the CTA that can go on: mostly the neighbour, sometimes any, the slow warp last.
+[[noreturn]] void go_on() {
+  uint32_t index = random(4) == 0 ? random(count) : now->current;
+  uint32_t steps = 0;
+  do {
+    index = (index + 1) % count;
+    if (++steps > 2 * count) deadlock();
+  } while (!runnable(now->fibres[index]) || (steps <= count && index / 32 == now->slow));
+  now->current = index;
+  Fibre& fibre = now->fibres[index];
   if (fibre.started) _longjmp(fibre.place, 1);
   fibre.started = true;
   ucontext_t context;
@@ -99,16 +132,18 @@ void go_to(uint32_t index) {
   context.uc_link = nullptr;
   makecontext(&context, start, 0);
   setcontext(&context);
+  fail("it does not start");
 }
 
-void wait_for(const Meeting& meeting, uint64_t until) {
-  Fibre& me = fibres[current];
+void wait_for(const Meeting& meeting) {
+  Fibre& me = now->fibres[now->current];
   me.waits = &meeting;
-  me.until = until;
-  const int next = next_after(current);
-  if (next < 0) deadlock();
-  if (static_cast<uint32_t>(next) != current && _setjmp(me.place) == 0) go_to(next);
-  me.waits = nullptr;
+  me.until = meeting.times;
+  if (_setjmp(me.place) == 0) {
+    if (stay == 0) enter_any();
+    --stay;
+    go_on();
+  }
 }
 
 void arrive(Meeting& meeting, uint32_t lanes, uint32_t of, const char* instruction) {
@@ -120,21 +155,30 @@ void arrive(Meeting& meeting, uint32_t lanes, uint32_t of, const char* instructi
     fail("comes to %s of lanes %08x where others of its warp came to %s of lanes %08x", instruction, lanes,
          meeting.instruction, meeting.lanes);
   }
-  if (++meeting.arrived < of) return wait_for(meeting, meeting.times);
+  if (++meeting.arrived < of) return wait_for(meeting);
   meeting.arrived = 0;
   meeting.given_before = meeting.given;
   meeting.given = 0;
   ++meeting.times;
 }
 
-void run_cta() {
-  using attnloom::sm80::kMostShared;
-  using attnloom::sm80::shared_memory;
-  std::memset(shared_memory, 0xff, kMostShared);  // NaN, as 16-bit floats too
-  for (auto& meetings : of_warp) std::fill(std::begin(meetings), std::end(meetings), Meeting());
-  of_cta = Meeting();
+void check_end_of_shared() {
+  using namespace attnloom::sm80;
+  for (uint32_t i = dynamic_bytes; i < kMostShared; ++i) {
+    if (shared_memory[i] != '\xff') fail("byte %u of %u of shared memory was written", i, dynamic_bytes);
+  }
+}
+
+void begin(Cta& cta, Place at) {
+  cta.at = at;
+  cta.left = count;
+  cta.slow = random(2 * ((count + 31) / 32));  // in half of the CTAs
+  cta.of_all = Meeting();
+  for (uint32_t warp = 0; warp < (count + 31) / 32; ++warp) {
+    std::fill(std::begin(cta.of_warp[warp]), std::end(cta.of_warp[warp]), Meeting());
+  }
   for (uint32_t i = 0; i < count; ++i) {
-    Fibre& fibre = fibres[i];
+    Fibre& fibre = cta.fibres[i];
     fibre.started = fibre.done = false;
     fibre.waits = nullptr;
     if (fibre.stack != nullptr) continue;
@@ -142,27 +186,21 @@ void run_cta() {
     if (room == MAP_FAILED || mprotect(room, kGuard, PROT_NONE) != 0) fail("no room for its stack");
     fibre.stack = static_cast<char*>(room) + kGuard;
   }
-  _setjmp(launcher);  // where a fibre comes to that has ended
-  const int next = next_after(random(count));
-  if (next >= 0) go_to(next);
-  for (uint32_t i = 0; i < count; ++i) {
-    if (!fibres[i].done) deadlock();
-  }
-  for (uint32_t i = dynamic_bytes; i < kMostShared; ++i) {
-    if (shared_memory[i] != '\xff') fail("byte %u of %u of shared memory was written", i, dynamic_bytes);
-  }
+  cta.shared.assign(dynamic_bytes, '\xff');  // NaN, as 16-bit floats too
+  if (&cta == now) std::copy(cta.shared.begin(), cta.shared.end(), attnloom::sm80::shared_memory);
 }
 
 }  // namespace
 
-uint32_t thread() { return current; }
+uint32_t thread() { return now->current; }
+uint32_t fibre() { return (now - ctas) * kMostThreads + now->current; }
 uint32_t threads() { return count; }
-Place block() { return at; }
+Place block() { return now->at; }
 uint32_t shared_bytes() { return dynamic_bytes; }
 uint32_t random(uint32_t below) { return numbers() % below; }
 
 void fail(const char* format, ...) {
-  std::fprintf(stderr, "CTA (%u, %u, %u), thread %u: ", at.x, at.y, at.z, current);
+  std::fprintf(stderr, "CTA (%u, %u, %u), thread %u: ", now->at.x, now->at.y, now->at.z, now->current);
   va_list values;
   va_start(values, format);
   std::vfprintf(stderr, format, values);
@@ -171,10 +209,17 @@ void fail(const char* format, ...) {
   _exit(3);
 }
 
+void pause() {
+  if (_setjmp(now->fibres[now->current].place) != 0) return;
+  enter_any();
+  if (random(2) == 0) stay = UINT32_MAX;  // until the other one has ended
+  go_on();
+}
+
 const Given& meet(uint32_t lanes, const char* instruction, std::initializer_list<uint32_t> words) {
-  const uint32_t warp = current / 32, lane = current % 32;
+  const uint32_t warp = now->current / 32, lane = now->current % 32;
   if ((lanes >> lane & 1) == 0) fail("%s of lanes %08x without it", instruction, lanes);
-  Meeting& meeting = of_warp[warp][lanes == 0xffffffff ? 32 : __builtin_ctz(lanes)];
+  Meeting& meeting = now->of_warp[warp][lanes == 0xffffffff ? 32 : __builtin_ctz(lanes)];
   Given& room = meeting.words[meeting.times % 2];
   std::copy(words.begin(), words.end(), room.of_lane[lane]);
   arrive(meeting, lanes, __builtin_popcount(lanes), instruction);
@@ -182,9 +227,10 @@ const Given& meet(uint32_t lanes, const char* instruction, std::initializer_list
 }
 
 uint32_t meet_all(const char* instruction, bool given_here) {
-  of_cta.given += given_here;
-  arrive(of_cta, 0, count, instruction);
-  return of_cta.given_before;
+  Meeting& all = now->of_all;
+  all.given += given_here;
+  arrive(all, 0, count, instruction);
+  return all.given_before;
 }
 
 bool readable(const void* from, uint32_t bytes) {
@@ -197,13 +243,20 @@ void run_grid(Place grid, uint32_t threads, uint32_t shared, const std::function
   body = &kernel;
   count = threads;
   dynamic_bytes = shared;
-  std::vector<uint32_t> order(grid.x * grid.y * grid.z);
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), numbers);
-  for (const uint32_t index : order) {
-    at = {index % grid.x, index / grid.x % grid.y, index / grid.x / grid.y};
-    run_cta();
+  std::memset(attnloom::sm80::shared_memory, 0xff, attnloom::sm80::kMostShared);
+  to_come.clear();
+  for (uint32_t i = 0; i < grid.x * grid.y * grid.z; ++i) {
+    to_come.push_back({i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y});
   }
+  std::shuffle(to_come.begin(), to_come.end(), numbers);
+  _setjmp(launcher);  // where a fibre comes to that has ended
+  if (now->left == 0) check_end_of_shared();
+  for (Cta& cta : ctas) {
+    if (cta.left != 0 || to_come.empty()) continue;
+    begin(cta, to_come.back());
+    to_come.pop_back();
+  }
+  if (enter_any()) go_on();
 }
 
 }  // namespace emulation

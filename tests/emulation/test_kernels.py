@@ -1,9 +1,9 @@
 """The sm80 kernels without a GPU: their own text, compiled for the CPU, beside float64.
 
-The stand-ins of include/ are of instructions only; loader, products, softmax, pieces and merges are csrc's. What a
-fault of the hardware's order does shows as other bits in another order of the threads. What it cannot show: a missing
-memory fence, CTAs that run at the same time, registers, banks, and anything that nvcc does. The rounding of the tensor
-cores is not theirs. ``EMULATION_SEED`` repeats a run.
+The stand-ins of include/ are of instructions only; loader, products, softmax, pieces and merges are csrc's. A missing
+barrier shows as other bits in another order of the threads. What does not show: a missing memory fence, since all see a
+write at once; an order of threads that no meeting separates; registers, banks, and anything that nvcc does. Sums of the
+tensor cores are rounded once here. ``EMULATION_SEED`` repeats a run.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ inline void __threadfence() {}
 inline int32_t atomicAdd(int32_t* to, int32_t value) {
   const int32_t before = *to;
   *to += value;
+  emulation::pause();  // others see it before this thread goes on
   return before;
 }
 template <typename T>

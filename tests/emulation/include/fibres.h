@@ -1,5 +1,5 @@
-// A CTA on one thread of a CPU: its threads are fibres that run one at a time, in random order, and change places only
-// where threads of a GPU meet.
+// Some CTAs on one thread of a CPU: their threads are fibres that run one at a time, in random order, and change places
+// only where threads of a GPU meet.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct Place {
 
 // What the kernel is told of its launch.
 uint32_t thread();  // of the CTA, the fibre that runs
+uint32_t fibre();   // a number that no other thread has which is alive
 uint32_t threads();
 Place block();
 uint32_t shared_bytes();  // of dynamic shared memory, from attnloom::sm80::shared_memory on
@@ -37,10 +38,13 @@ const Given& meet(uint32_t lanes, const char* instruction, std::initializer_list
 // The same for the whole CTA: how many threads gave true.
 uint32_t meet_all(const char* instruction, bool given = false);
 
+// Others go on for a while, of another CTA perhaps.
+void pause();
+
 // Memory that asynchronous copies may read.
 bool readable(const void* from, uint32_t bytes);
 
-// Runs `kernel` as every thread of every CTA, CTA after CTA in random order.
+// Runs `kernel` as every thread of every CTA: CTAs in random order, a few at a time.
 void run_grid(Place grid, uint32_t threads, uint32_t shared_bytes, const std::function<void()>& kernel);
 
 }  // namespace emulation

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <unordered_map>
 #include <vector>
 
 namespace attnloom {
@@ -46,8 +47,8 @@ struct Copies {
   std::deque<std::vector<Copy>> groups;
 };
 inline Copies& copies_of_thread() {
-  static Copies copies[1024];
-  return copies[emulation::thread()];
+  static std::unordered_map<uint32_t, Copies> copies;
+  return copies[emulation::fibre()];
 }
 inline void start_copy(uint32_t to, const void* from, uint32_t bytes) {
   const Copy copy{in_shared(to, bytes, "cp.async"), static_cast<const char*>(from), bytes};
