@@ -7,7 +7,7 @@ torch.compile every argument is checked: :func:`run_checked`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 from attnloom.core import launch
 from attnloom.core.checks import check_tensor
 from attnloom.core.direct import DirectPath
-from attnloom.core.layout import BlockSparseLayout
-from attnloom.core.op import attention_op
+from attnloom.core.op import op_arguments
 from attnloom.core.params import Value, pack
 from attnloom.core.plan import Plan
 from attnloom.core.run_checks import check_layout, check_plan, check_rows, check_run, check_scales, check_tensors
@@ -93,38 +92,22 @@ def run_checked(
     lse = None
     if (return_lse or return_state) and engine.variant.use_softmax:
         lse = q.new_empty((plan.total_q, engine.num_qo_heads), dtype=torch.float32)
-    launch_ = attention_op if torch.compiler.is_compiling() else _launch
-    launch_(
-        engine,
-        plan,
-        check_layout(plan),
-        num_blocks,
-        (q, k_cache, v_cache, out, lse),
-        values,
-        check_scales(engine, scales),
-        return_state,
-    )
+    layout, tensors = check_layout(plan), (q, k_cache, v_cache, out, lse)
+    factors = check_scales(engine, scales)
+    if torch.compiler.is_compiling():
+        arguments = op_arguments(engine, plan, layout, tensors, values, factors, return_state)
+        torch.ops.attnloom.attention.default(*arguments)
+    else:
+        if num_blocks not in plan.checked_blocks:
+            launch.check_indices(layout, num_blocks)
+            plan.checked_blocks.add(num_blocks)
+        words = pack(engine.variant.params, values)
+        launch.run(
+            engine, plan.buffer, plan.num_workers, layout, plan.block_mask, tensors, words, factors, return_state
+        )
     if return_state:
         return out, lse
     return out if lse is None else (out, lse)
-
-
-def _launch(
-    engine: Attention,
-    plan: Plan,
-    layout: BlockSparseLayout,
-    num_blocks: int,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
-    values: Sequence[Value],
-    scales: tuple[float, float, float],
-    unfinished: bool,
-) -> None:
-    """What :func:`attention_op` does, on a CPU and without a dispatcher between the caller and the kernel."""
-    if num_blocks not in plan.checked_blocks:
-        launch.check_indices(layout, num_blocks)
-        plan.checked_blocks.add(num_blocks)
-    words = pack(engine.variant.params, values)
-    launch.run(engine, plan.buffer, plan.num_workers, layout, plan.block_mask, tensors, words, scales, unfinished)
 
 
 def finish(

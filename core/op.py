@@ -78,20 +78,6 @@ def op_arguments(
     )
 
 
-def attention_op(
-    engine: Attention,
-    plan: Plan,
-    layout: BlockSparseLayout,
-    num_blocks: int,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
-    values: Sequence[Value],
-    scales: tuple[float, float, float],
-    unfinished: bool,
-) -> None:
-    """Call the operator with the arguments of the direct path."""
-    torch.ops.attnloom.attention.default(*op_arguments(engine, plan, layout, tensors, values, scales, unfinished))
-
-
 def _find(handle: int) -> Attention:
     reference = _engines.get(handle)
     found = None if reference is None else reference()

@@ -68,7 +68,7 @@ struct Shape {
   static constexpr int kPitchOut = round_up(kDimV, 64);             // floats
   static constexpr int kSliceBytes = kSlice * (kPitchK + kPitchV);  // keys, then values
   static constexpr int kStageBytes = kWarps * kSliceBytes;
-  // Where four CTAs share a multiprocessor, two stages each are enough on their way.
+  // Small stages leave room for so many CTAs that two stages of each are enough on their way.
   static constexpr int kShortStages = kLittleShared || kAlike || kStageBytes <= (16 << 10) ? 2 : 3;
   static constexpr int kTallStages = 2;
   // At the end of a piece each warp has its slice of a stage for rows of the output, as float32: as many as fit.
