@@ -18,11 +18,18 @@
 namespace attnloom {
 namespace sm80 {
 
+// Not inlined: once for a CTA.
+template <typename S>
+__device__ __noinline__ void find_splits() {
+  Cta<S>::again().find_splits();
+}
+
 // Runs the pieces from `piece` on that have query tiles of one kind and come with one stream of the loader; returns
 // where it ends.
 template <typename S, typename Tile>
 __device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) {
   Loader<S, Tile::kStages> loader(cta, piece, Tile::kTall);
+  if (piece == 0 && cta.warp() == 1) find_splits<S>();
   int stage = Tile::kStages - 1;  // computed last: free until the next load
   Tile tile(cta);
 #pragma unroll 1

@@ -163,7 +163,7 @@ struct Chunks {
         rows.reset();
       }
     }
-    const Split split = split_of(cta, work.piece);
+    const Split& split = cta.split_of(work.piece);
     if (!is_last(cta, split)) return false;
     if (count > 0) gather(cta, split, chunks, count, rows);
     return true;
@@ -175,7 +175,7 @@ struct Chunks {
   }
 
   // Folds what the stretches of an item have left.
-  __device__ __forceinline__ void gather(const Cta<S>& cta, Split split, Range chunks, int count, Rows<S>& rows) const {
+  __device__ __forceinline__ void gather(const Cta<S>& cta, const Split& split, Range chunks, int count, Rows<S>& rows) const {
     const ChunkStates<S> states{cta};
     const auto slot_of = [&](int32_t of) {
       return fold_slot(cta.plan().header(), cta.plan().peer(blockIdx.x, split.opener + of));

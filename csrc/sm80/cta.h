@@ -14,6 +14,13 @@ namespace sm80 {
 template <typename S>
 struct Work;
 
+// Which pieces an item is cut into: those of `count` stretches from `opener` on. Some of these may be empty.
+struct Split {
+  int32_t opener;
+  int32_t count;
+  int32_t pieces;  // that are not
+};
+
 // The worker's stretch of the plan: pieces 0, 1, ... of consecutive items, of which the first may begin and the last
 // may end within its item.
 struct Stretch {
@@ -21,6 +28,8 @@ struct Stretch {
   Coordinate stop;
   int32_t heads;   // of the line
   int32_t pieces;  // in all
+  Split continued;  // the item inside which the stretch begins, once that is known
+  Split opened;     // the item that it opens and leaves to others
   // Of the launch: a call takes no registers for them.
   const AttentionParams* params;
   const void* hooks;
@@ -60,6 +69,15 @@ struct Cta {
     made.hooks = &hooks;
     stretch_of_cta() = made;
   }
+  // Later, while the first keys come: one warp finds who shares items with the stretch, which merges ask for.
+  __device__ void find_splits() const {
+    const int32_t stretch = static_cast<int32_t>(blockIdx.x) / plan().header().lockstep;
+    const Split continued = split_from(plan().split_begin()[stretch]);
+    const Split opened = split_from(stretch);
+    __syncwarp();
+    stretch_of_cta().continued = continued;
+    stretch_of_cta().opened = opened;
+  }
   // What functions that are not inlined begin with.
   static __device__ Cta again() {
     const Stretch& known = stretch_of_cta();
@@ -68,6 +86,10 @@ struct Cta {
 
   __device__ PlanView<const int32_t> plan() const { return {anew(p.plan)}; }
   __device__ const Stretch& stretch() const { return stretch_of_cta(); }
+  // Of a piece that is not whole.
+  __device__ const Split& split_of(const Piece& piece) const {
+    return piece.opens ? stretch().opened : stretch().continued;
+  }
   // A piece that the table holds (pieces.h).
   __device__ __forceinline__ Work<S>& work(int32_t piece) const {
     return *reinterpret_cast<Work<S>*>(shared_memory + S::kWorksAt + (piece & (S::kTable - 1)) * kWorkBytes);
@@ -95,6 +117,15 @@ struct Cta {
   __device__ float* states() const { return reinterpret_cast<float*>(shared_memory + S::kStatesAt); }  // [warps][16][2]
 
  private:
+  // The item that a stretch opens and leaves to others; -1: none.
+  __device__ Split split_from(int32_t opener) const {
+    const int32_t last = opener < 0 ? -1 : plan().split_end()[opener];
+    if (last < 0) return {};
+    int32_t pieces = 0;
+    for (int32_t i = opener + static_cast<int32_t>(lane()); i <= last; i += 32) pieces += plan().has_work(i);
+    return {opener, last - opener + 1, static_cast<int32_t>(__reduce_add_sync(0xffffffff, pieces))};
+  }
+
   static __device__ Stretch& stretch_of_cta() {
     static_assert(sizeof(Stretch) <= kStretchBytes, "kStretchBytes holds a Stretch");
     return *reinterpret_cast<Stretch*>(shared_memory + S::kStretchAt);

@@ -1,5 +1,5 @@
 // Split items: pieces leave their states in the arena, and the last worker to arrive merges them in the order of the
-// workers. Nobody waits.
+// workers. Nobody waits for another worker.
 #pragma once
 
 #include <cstdint>
@@ -66,188 +66,133 @@ struct PieceOutput {
   }
 };
 
-// Which pieces an item is cut into: those of `count` stretches from `opener` on, some of which may be empty.
-struct Split {
-  int32_t opener;
-  int32_t count;
-};
-
 // Called by the whole CTA once the state of its piece is in the arena: whether it is the last one of the item.
 template <typename S>
-__device__ __forceinline__ bool is_last(const Cta<S>& cta, Split split) {
+__device__ __forceinline__ bool is_last(const Cta<S>& cta, const Split& split) {
   int32_t* flag = reinterpret_cast<int32_t*>(shared_memory + S::kFlagAt);
-  int32_t pieces = 0;
-  if (cta.warp() == 0) {
-    for (int32_t i = cta.lane(); i < split.count; i += 32) pieces += cta.plan().has_work(split.opener + i);
-    pieces = __reduce_add_sync(0xffffffff, pieces);
-  }
   __syncthreads();
   if (threadIdx.x == 0) {
-    // Fences of one thread stand for all: what others wrote before a barrier, or read after one, is ordered with it.
-    __threadfence();
+    // One thread stands for all: what others wrote before a barrier, or read after one, is ordered with its arrival.
     int32_t* arrivals = cta.p.arrivals + cta.plan().peer(blockIdx.x, split.opener);
-    const bool last = atomicAdd(arrivals, 1) + 1 == pieces;
+    const bool last = arrive(arrivals) + 1 == split.pieces;
     if (last) *arrivals = 0;  // ready for the next run
-    __threadfence();
     *flag = last;
   }
   __syncthreads();
   return *flag;
 }
 
-template <typename S>
-__device__ __forceinline__ Split split_of(const Cta<S>& cta, const Piece& piece) {
-  const int32_t stretch = static_cast<int32_t>(blockIdx.x) / cta.plan().header().lockstep;
-  const int32_t opener = piece.opens ? stretch : cta.plan().split_begin()[stretch];
-  return {opener, cta.plan().split_end()[opener] - opener + 1};
-}
-
+// The item whose last piece has arrived. A thread merges four dims of a row, of one row after the other; it computes
+// the weights from the LSEs by itself, so that these come with the values and nobody waits for another.
 template <typename S>
 struct Merge {
-  static constexpr int kRound = 32;  // pieces whose weights lie in shared memory at once
   static constexpr int kQuads = S::kDimV / 4;
-  static constexpr int kPairs = (16 * kQuads + S::kThreads - 1) / S::kThreads;  // (row, quad) pairs of a thread
+  // Rows whose output lies in shared memory until output_transform has seen it.
+  static constexpr int kBlock = S::Variant::kHasOutputTransform ? 16 : S::kTallRows;
+  static_assert(!S::Variant::kHasOutputTransform || kBlock * S::kPitchOut * 4 <= S::kStageBytes, "a stage has room");
 
   const Cta<S>& cta;
-  int32_t opener = 0;  // of the item's stretches
-  int32_t first = 0;   // of its workers on this kv head; the others follow at a distance of `lockstep`
-  int32_t lockstep = 1;
+  const Work<S>& work;
+  const Split& split;
+  float* room;  // a stage that nobody uses
 
-  // Called by the whole CTA once its piece's state is in the arena; `room` is what nobody uses.
-  __device__ void arrive(const Work<S>& work, float* room) {
-    const Split split = split_of(cta, work.piece);
-    if (!is_last(cta, split)) return;
-    opener = split.opener;
-    lockstep = cta.plan().header().lockstep;
-    first = cta.plan().peer(blockIdx.x, opener);
-    for (int row = 0; row < work.rows; row += 16) merge_rows(split.count, work, row, room);
+  __device__ void run() const {
+    for (int from = 0; from < work.rows; from += kBlock) {
+      const int rows = min(kBlock, work.rows - from);
+      // As many loads at once as hide the L2 and registers have room for: of many pieces, or of few pieces of several
+      // rows.
+      if (split.count > 4) {
+        merge_rows<1, S::kCtasPerSm < 4 ? 16 : 8>(from, rows);
+      } else {
+        merge_rows<S::kTall ? 6 : 2, 2>(from, rows);
+      }
+      if constexpr (S::Variant::kHasOutputTransform) {
+        __syncthreads();
+        OutputTile<S>{cta, work, from, room}.transform(rows, thread_anew(), S::kThreads);
+        __syncthreads();
+      }
+    }
   }
 
  private:
-  // Of the nth worker that shares the item, in the arena.
-  __device__ __forceinline__ int32_t slot(int32_t nth) const { return partial_slot(first + nth * lockstep, nth == 0); }
-
-  // The thread's pair `pair`.
-  static __device__ int row_of(int pair) { return (thread_anew() + pair * S::kThreads) / kQuads; }
-  static __device__ int quad_of(int pair) { return (thread_anew() + pair * S::kThreads) % kQuads; }
-
-  // Its value of a piece; other CTAs wrote it, so it must come from the L2.
-  __device__ __forceinline__ float4 value_of(int32_t nth, int row, int quad) const {
-    const float* values = partial_values(cta, slot(nth)) + row * S::kDimV;
-    return __ldcg(reinterpret_cast<const float4*>(values + quad * 4));
-  }
-
-  // The pieces' values with their weights, of the thread's first kUsed pairs: eight loads at once.
-  template <int kUsed>
-  __device__ __forceinline__ void add_values(int32_t begin, int32_t pieces, int from, int rows, const float* weights,
-                                             float4 (&merged)[kPairs]) const {
-    constexpr int kStep = kUsed == 1 ? 8 : 1;
-#pragma unroll 1
-    for (int i = 0; i < pieces; i += kStep) {
-      float4 value[kStep][kUsed];
-#pragma unroll
-      for (int v = 0; v < kStep; ++v) {
-#pragma unroll
-        for (int pair = 0; pair < kUsed; ++pair) {
-          value[v][pair] = value_of(begin + min(i + v, pieces - 1), from + min(row_of(pair), rows - 1), quad_of(pair));
-        }
-      }
-#pragma unroll
-      for (int v = 0; v < kStep; ++v) {
-#pragma unroll
-        for (int pair = 0; pair < kUsed; ++pair) {
-          const int row = row_of(pair);
-          const float weight = row < rows && i + v < pieces ? weights[(i + v) * rows + row] : 0.0f;
-          if (weight != 0.0f) add_quad(merged[pair], weight, value[v][pair]);  // an empty piece has left nothing
-        }
-      }
-    }
-  }
-
-  // Rows [from, from + 16) of the query tile.
-  __device__ void merge_rows(int32_t count, const Work<S>& work, int from, float* room) const {
+  // kRows rows of a thread at once, of each kPieces pieces.
+  template <int kRows, int kPieces>
+  __device__ __forceinline__ void merge_rows(int from, int rows) const {
     constexpr bool kSoftmax = S::Variant::kSoftmax;
-    const int rows = min(16, work.rows - from);
-    float* weights = room;                   // [kRound][rows]
-    float* factors = weights + kRound * 16;  // [16]
-    float* ends = factors + 16;              // [16]: 1 / sum
-    const int my_row = thread_anew() / 8;    // eight threads keep the state of a row
-    const int my_lane = thread_anew() % 8;
-    float highest = ATTNLOOM_NEG_INF;
-    float sum = 0.0f;
-    float4 merged[kPairs];
+    const PlanView<const int32_t> plan = cta.plan();
+    const int32_t lockstep = plan.header().lockstep;
+    const int32_t first = plan.peer(blockIdx.x, split.opener);
+    const int all = rows * kQuads;
+    const OutputTile<S> tile{cta, work, from, room};
+#pragma unroll 1
+    for (int begin = thread_anew(); begin < all; begin += kRows * S::kThreads) {
+      float4 merged[kRows];
+      float peak[kRows];
+      float sum[kRows];
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) merged[pair] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int32_t begin = 0; begin < count; begin += kRound) {
-      const int32_t pieces = min(kRound, count - begin);
-      for (int32_t index = thread_anew(); index < pieces * rows; index += S::kThreads) {
-        const int32_t nth = begin + index / rows;
-        const float* lses = partial_lses(cta, slot(nth)) + from;
-        // Without softmax a state's LSE says no more than that it is there.
-        weights[index] =
-            cta.plan().has_work(opener + nth) ? (kSoftmax ? __ldcg(lses + index % rows) : 0.0f) : ATTNLOOM_NEG_INF;
+      for (int r = 0; r < kRows; ++r) {
+        merged[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        peak[r] = ATTNLOOM_NEG_INF;
+        sum[r] = 0.0f;
       }
-      __syncthreads();
-      if (my_row < rows) {
-        float next = highest;
-        for (int i = my_lane; i < pieces; i += 8) next = fmaxf(next, weights[i * rows + my_row]);
-        next = max_of_eight(next);
-        const float shift = next > ATTNLOOM_NEG_INF ? next : 0.0f;
-        const float factor = kSoftmax ? exp2f((highest - shift) * kLog2e) : 1.0f;
-        float part = 0.0f;
-        for (int i = my_lane; i < pieces; i += 8) {
-          float& value = weights[i * rows + my_row];
-          value = exp2f((value - shift) * kLog2e);
-          part += value;
+#pragma unroll 1
+      for (int32_t piece = 0; piece < split.count; piece += kPieces) {
+        // Other CTAs wrote them, so they must come from the L2. Always from a piece and a row that exist: an array that
+        // is loaded under a condition keeps its registers all the time.
+        float4 value[kRows][kPieces];
+        float lse[kRows][kPieces];
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          const int32_t nth = min(piece + i, split.count - 1);
+          const int32_t slot = partial_slot(first + nth * lockstep, nth == 0);
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const int index = min(begin + r * S::kThreads, all - 1);
+            const int row = from + index / kQuads;
+            value[r][i] = __ldcg(reinterpret_cast<const float4*>(partial_values(cta, slot) + row * S::kDimV) +
+                                 index % kQuads);
+            lse[r][i] = __ldcg(partial_lses(cta, slot) + row);
+          }
         }
-        sum = sum * factor + sum_of_eight(part);
-        highest = next;
-        if (my_lane == 0) factors[my_row] = factor;
-      }
-      __syncthreads();
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        if (row_of(pair) < rows) scale_quad(merged[pair], factors[row_of(pair)]);
+        for (int i = 0; i < kPieces; ++i) {
+          // A stretch without work inside the item has left nothing.
+          const bool there = piece + i < split.count &&
+                             (split.pieces == split.count || plan.has_work(split.opener + piece + i));
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            // Without softmax a state's LSE says no more than that it is there.
+            lse[r][i] = there ? (kSoftmax ? lse[r][i] * kLog2e : 0.0f) : ATTNLOOM_NEG_INF;
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          float next = peak[r];
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) next = fmaxf(next, lse[r][i]);
+          const float shift = next > ATTNLOOM_NEG_INF ? next : 0.0f;
+          const float factor = fast_exp2(peak[r] - shift);
+          peak[r] = next;
+          sum[r] *= factor;
+          scale_quad(merged[r], factor);
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) {
+            const float weight = fast_exp2(lse[r][i] - shift);
+            sum[r] += weight;
+            if (weight != 0.0f) add_quad(merged[r], weight, value[r][i]);
+          }
+        }
       }
-      if (rows * kQuads <= S::kThreads) {
-        add_values<1>(begin, pieces, from, rows, weights, merged);
-      } else {
-        add_values<kPairs>(begin, pieces, from, rows, weights, merged);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int index = begin + r * S::kThreads;
+        if (index >= all) continue;
+        if constexpr (kSoftmax) scale_quad(merged[r], sum[r] == 0.0f ? 0.0f : 1.0f / sum[r]);
+        const float lse = sum[r] == 0.0f ? ATTNLOOM_NEG_INF : (peak[r] + log2f(sum[r])) * kLn2;
+        tile.put(index / kQuads, index % kQuads, merged[r], lse);
       }
-      __syncthreads();
-    }
-    if (my_row < rows && my_lane == 0) {
-      ends[my_row] = kSoftmax ? (sum == 0.0f ? 0.0f : 1.0f / sum) : 1.0f;
-      factors[my_row] = sum == 0.0f ? ATTNLOOM_NEG_INF : highest + log2f(sum) * kLn2;
     }
     __syncthreads();
-    const OutputTile<S> tile{cta, work, from, weights + kMergeFloats};
-#pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int row = row_of(pair);
-      if (row >= rows) continue;
-      scale_quad(merged[pair], ends[row]);
-      tile.put(row, quad_of(pair), merged[pair], factors[row]);
-    }
-    __syncthreads();
-    tile.transform(rows, thread_anew(), S::kThreads);
-    __syncthreads();
-  }
-
-  static constexpr int kMergeFloats = kRound * 16 + 32;
-  static_assert((kMergeFloats + 16 * S::kPitchOut) * 4 <= S::kStageBytes, "a stage has room for the merge");
-
-  static __device__ float max_of_eight(float value) {
-    const uint32_t lanes = 0xffu << (thread_anew() % 32 / 8 * 8);
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) value = fmaxf(value, __shfl_xor_sync(lanes, value, step));
-    return value;
-  }
-  static __device__ float sum_of_eight(float value) {
-    const uint32_t lanes = 0xffu << (thread_anew() % 32 / 8 * 8);
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) value += __shfl_xor_sync(lanes, value, step);
-    return value;
   }
 };
 
@@ -255,8 +200,9 @@ struct Merge {
 template <typename S>
 __device__ __noinline__ void merge_if_last(int32_t piece, float* room) {
   const Cta<S> cta = Cta<S>::again();
-  Merge<S> merge{cta};
-  merge.arrive(cta.work(piece), room);
+  const Work<S>& work = cta.work(piece);
+  const Split& split = cta.split_of(work.piece);
+  if (is_last(cta, split)) Merge<S>{cta, work, split, room}.run();
 }
 
 }  // namespace sm80

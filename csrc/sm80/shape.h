@@ -16,7 +16,7 @@ namespace sm80 {
 
 constexpr int kWorkBytes = 136;    // of a Work (work.h): 34 words, so that lanes that write one each meet other banks
 constexpr int kLoaderBytes = 64;   // of a Loader::State (loader.h)
-constexpr int kStretchBytes = 48;  // of a Stretch (cta.h)
+constexpr int kStretchBytes = 80;  // of a Stretch (cta.h)
 
 constexpr int round_up(int value, int to) { return (value + to - 1) / to * to; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -83,6 +83,8 @@ void wait_copies() {
   }
 }
 
+inline int32_t arrive(int32_t* arrivals) { return atomicAdd(arrivals, 1); }
+
 // Lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each matrix.
 inline void load_matrices(uint32_t (&to)[4], uint32_t address) {
   const emulation::Given& rows = emulation::meet(0xffffffff, "ldmatrix", {address});
