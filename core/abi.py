@@ -123,6 +123,8 @@ class AttentionParams(_Struct):
         ("block_size", Divisor),
         ("group", c_int32),
         ("group_inverse", c_int32),
+        ("lockstep", c_int32),
+        ("line_heads", c_int32),
         ("stream", c_void_p),
     ]
 

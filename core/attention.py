@@ -118,8 +118,8 @@ class Attention:
     def _prepare_device(self) -> None:
         """All that may not happen inside a capture: kernels are brought onto the GPU, the arena is allocated."""
         self._ctas_per_sm = ctas_per_sm(self.module, self.spec.name, self.device, self.tiles, self.head_dim)
-        group = self.num_qo_heads // self.num_kv_heads
-        self.direct = DirectPath(self.spec.name, self.module, self.device, self.head_dim_v, group, self.batch_invariant)
+        heads = (self.num_qo_heads, self.num_kv_heads)
+        self.direct = DirectPath(self.spec.name, self.module, self.device, self.head_dim_v, heads, self.batch_invariant)
         workers = {tile_q: self.workers(tile_q) for tile_q in self._ctas_per_sm}
         room = max(
             floats_on_gpu(count, tile_q, self.head_dim_v, self.batch_invariant) for tile_q, count in workers.items()

@@ -54,7 +54,7 @@ class DirectPath:
         module: the kernel.
         device: a CUDA device with its index.
         head_dim_v: of the kernel.
-        group: query heads of a kv head.
+        heads: query heads and kv heads.
         batch_invariant: whether the kernel is one of that mode.
     """
 
@@ -64,7 +64,7 @@ class DirectPath:
         module: ctypes.CDLL,
         device: torch.device,
         head_dim_v: int,
-        group: int,
+        heads: tuple[int, int],
         batch_invariant: bool = False,
     ) -> None:
         self._name = name
@@ -75,7 +75,7 @@ class DirectPath:
         self._others = torch.cuda.device_count() > 1
         self._arenas = stream_arenas(device)
         self._rooms = self._arenas.rooms
-        self._group = group
+        self._heads = heads
         self._head_dim_v = head_dim_v
         self._batch_invariant = batch_invariant
         self._last: Template | None = None
@@ -195,7 +195,7 @@ class DirectPath:
         self._launch(template, caches, q, out, lse, hooks)
 
     def _find_of_op(self, call: Call, q: Tensor, out: Tensor) -> Template:
-        numbers = (-1, call.num_workers, call.block_size, call.tile_q)
+        numbers = (-1, call.num_workers, call.block_size, call.tile_q, call.lockstep)
         flags = (call.unfinished, call.unfinished)
         # The stride lies in the words of a plan, which a template keeps while the plan's tensors are the same.
         key = (get_ident(), looks_of(q), looks_of(out), flags, call.scales, numbers, call.index_stride)
@@ -221,7 +221,7 @@ class DirectPath:
         # The legacy default stream cannot be captured.
         room = None if stream and capturing() else self._rooms.get(stream)
         if room is None or room is not template.room:
-            _, workers, _, tile_q = template.numbers
+            _, workers, _, tile_q, _ = template.numbers
             needed = floats_on_gpu(workers, tile_q, self._head_dim_v, self._batch_invariant)
             room = self._arenas.reserve(stream, needed, workers)
             words[ARENA_AT] = room.states_at
@@ -243,7 +243,13 @@ class DirectPath:
         """Whether a template serves another plan; if so, it is that plan's from now on."""
         layout = plan.layout
         numbers = template.numbers
-        if layout is None or (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q) != numbers:
+        if layout is None or (
+            plan.total_q,
+            plan.num_workers,
+            layout.block_size,
+            plan.key.tile_q,
+            plan.lockstep,
+        ) != numbers:
             return False
         check_plan(engine, plan)
         template.words[PLAN_AT] = words_of(plan)
@@ -267,7 +273,7 @@ class DirectPath:
         layout = plan.layout
         if layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
-        numbers = (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q)
+        numbers = (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q, plan.lockstep)
         if any(isinstance(scale, Tensor) and scale.is_cuda for scale in given):
             check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says which
         scales = check_scales(engine, given)
@@ -291,9 +297,9 @@ class DirectPath:
         given: tuple[object, object, object],
         scales: tuple[float, float, float],
         flags: tuple[bool, bool],
-        numbers: tuple[int, int, int, int],
+        numbers: tuple[int, int, int, int, int],
     ) -> Template:
-        template = Template(q, out, fresh, given, scales, flags, numbers, flags[1], self._group)
+        template = Template(q, out, fresh, given, scales, flags, numbers, flags[1], self._heads)
         check_aligned("q", q)
         check_strides("q", q)
         check_aligned("out", out, template.out_alignment)

@@ -29,7 +29,7 @@ _library = torch.library.Library("attnloom", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
     "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, Tensor? block_kinds, Tensor[] hook_tensors, "
-    # engine, num_workers, tile_q, block_size, index_stride, unfinished, sm_scale, k_scale, v_scale, then the scalars of
+    # engine, num_workers, tile_q, lockstep, block_size, index_stride, unfinished, sm_scale, k_scale, v_scale, then the scalars of
     # the variant: torch takes a fifth of a microsecond for an argument, and less for an entry of a list.
     "Scalar[] numbers) -> ()"
 )
@@ -69,6 +69,7 @@ def op_arguments(
             engine.handle,
             plan.num_workers,
             plan.key.tile_q,
+            plan.lockstep,
             layout.block_size,
             layout.index_stride,
             int(unfinished),
@@ -107,7 +108,7 @@ def _run(
     hook_tensors: list[Tensor],
     numbers: list[Any],
 ) -> None:
-    engine, num_workers, _, block_size, stride, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
+    engine, num_workers, _, _, block_size, stride, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
     found = _find(engine)
     # While compiling there were no addresses to check.
     check_aligned("k_cache", k_cache)
@@ -167,6 +168,7 @@ class Call:
         "engine",
         "hook_scalars",
         "index_stride",
+        "lockstep",
         "num_workers",
         "numbers",
         "scales",
@@ -176,7 +178,8 @@ class Call:
 
     def __init__(self, numbers: list[Any]) -> None:
         self.numbers = list(numbers)
-        handle, self.num_workers, self.tile_q, self.block_size, self.index_stride, unfinished, *rest = numbers
+        handle, self.num_workers, self.tile_q, self.lockstep, *rest = numbers
+        self.block_size, self.index_stride, unfinished, *rest = rest
         self.unfinished = bool(unfinished)
         self.scales = (float(rest[0]), float(rest[1]), float(rest[2]))
         self.hook_scalars: list[float | int] = rest[3:]

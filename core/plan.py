@@ -90,71 +90,67 @@ class Plan:
             return self
         buffer = self.buffer.cpu()
         header = PlanHeader.from_address(buffer.data_ptr())
-        return replace(
-            self,
-            buffer=buffer,
-            num_tiles=header.num_tiles,
-            total_q=int(buffer[PLAN_HEADER_WORDS + header.num_requests]),
-        )
+        here = replace(self, buffer=buffer, num_tiles=header.num_tiles)
+        return replace(here, total_q=int(here.qo_indptr[-1]))
 
     def _array(self, index: int) -> Tensor:
         if self.buffer.device.type != "cpu":
             return self.host()._array(index)
         tiles, stretches = self.tile_capacity, self.num_workers // self.lockstep
-        rooms = [self.num_requests + 1, tiles, tiles, tiles, tiles, *[stretches + 1] * 3, stretches, stretches]
-        used = [self.num_requests + 1, *[self.num_tiles] * 4, *[stretches + 1] * 3, stretches, stretches]
+        rooms = [*[stretches + 1] * 3, stretches, stretches, self.num_requests + 1, tiles, tiles, tiles, tiles]
+        used = [*[stretches + 1] * 3, stretches, stretches, self.num_requests + 1, *[self.num_tiles] * 4]
         start = PLAN_HEADER_WORDS + sum(rooms[:index])
         return self.buffer[start : start + used[index]]
 
     @property
     def qo_indptr(self) -> Tensor:
         """int32 ``[num_requests + 1]``: queries of request r are rows ``qo_indptr[r] : qo_indptr[r + 1]`` of q."""
-        return self._array(0)
+        return self._array(5)
 
     @property
     def tile_request(self) -> Tensor:
         """int32 ``[num_tiles]``: the request of a query tile."""
-        return self._array(1)
+        return self._array(6)
 
     @property
     def tile_row(self) -> Tensor:
         """int32 ``[num_tiles]``: its first folded row: row f is query ``f // group``, head ``f % group``."""
-        return self._array(2)
+        return self._array(7)
 
     @property
     def tile_rows(self) -> Tensor:
         """int32 ``[num_tiles]``: its folded rows."""
-        return self._array(3)
+        return self._array(8)
 
     @property
     def tile_kv_tiles(self) -> Tensor:
         """int32 ``[num_tiles]``: KV tiles that are visible to it, per kv head."""
-        return self._array(4)
+        return self._array(9)
 
     @property
     def worker_tile(self) -> Tensor:
         """int32 ``[stretches + 1]``: query tile at which a stretch begins."""
-        return self._array(5)
+        return self._array(0)
 
     @property
     def worker_head(self) -> Tensor:
         """int32 ``[stretches + 1]``: kv head (with lockstep: group of kv heads) at which it begins."""
-        return self._array(6)
+        return self._array(1)
 
     @property
     def worker_kv(self) -> Tensor:
         """int32 ``[stretches + 1]``: KV tile, inside the item, at which it begins."""
-        return self._array(7)
+        return self._array(2)
 
     @property
     def split_begin(self) -> Tensor:
         """int32 ``[stretches]``: the stretch that opened the item inside which a stretch begins, or -1."""
-        return self._array(8)
+        return self._array(3)
 
     @property
     def split_end(self) -> Tensor:
         """int32 ``[stretches]``: the last stretch of the item that a stretch opens and leaves open, or -1."""
-        return self._array(9)
+        return self._array(4)
 
     @property
     def num_splits(self) -> int:

@@ -17,6 +17,9 @@ from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.settings import MOST_WORKERS
 from attnloom.core.tiles import Costs, chunk_room
 
+_MOST_STRETCHES = 65535
+"""The second side of a grid of CUDA."""
+
 
 @dataclass(frozen=True, eq=False)
 class DeclaredRange:
@@ -96,6 +99,11 @@ class PlanInput(NamedTuple):
             raise ValueError(
                 f"lockstep={self.lockstep}: expected a divisor of num_workers={self.num_workers} and "
                 f"num_kv_heads={self.key.num_kv_heads}"
+            )
+        if self.key.device.type == "cuda" and self.num_stretches > _MOST_STRETCHES:
+            raise ValueError(
+                f"num_workers={self.num_workers}: expected at most {_MOST_STRETCHES * self.lockstep} on a GPU, "
+                f"{_MOST_STRETCHES} times the {self.lockstep} that run in lockstep"
             )
         if self.block_mask is not None:
             self._check_block_mask(self.block_mask)

@@ -125,9 +125,9 @@ class Template:
         given: tuple[object, object, object],
         scales: tuple[float, float, float],
         flags: tuple[bool, bool],
-        numbers: tuple[int, int, int, int],
+        numbers: tuple[int, int, int, int, int],
         unfinished: bool,
-        group: int,
+        heads: tuple[int, int],
     ) -> None:
         self.thread = get_ident()
         self.q = (q.shape, q.stride(), q.dtype, q.get_device())
@@ -135,7 +135,7 @@ class Template:
         self.out_alignment = _OUT_ALIGNMENT[unfinished]
         self.scales = given
         self.flags = flags
-        self.numbers = numbers  # total_q, num_workers, block_size, tile_q
+        self.numbers = numbers  # total_q, num_workers, block_size, tile_q, lockstep
         self.plan: Callable[[], Plan | None] = _nothing
         self.words = memoryview(bytearray(ctypes.sizeof(AttentionParams))).cast("Q")
         self.params = params = AttentionParams.from_buffer(self.words)
@@ -146,8 +146,11 @@ class Template:
         params.num_workers = numbers[1]
         params.tile_q = numbers[3]
         params.block_size = Divisor.of(numbers[2])
-        params.group = group
+        num_qo_heads, num_kv_heads = heads
+        params.group = group = num_qo_heads // num_kv_heads
         params.group_inverse = -(-(1 << 16) // group)
+        params.lockstep = numbers[4]
+        params.line_heads = num_kv_heads // numbers[4]
         self.argument = ctypes.byref(params)
         self.room: object = None
         # Of the operator: its numbers, and the plan's tensors where there are no others.

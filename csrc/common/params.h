@@ -79,12 +79,14 @@ struct AttentionParams {
   float v_scale;
   int32_t unfinished;  // write the state (O, LSE) instead of the finished row
   int32_t num_threads;
-  int32_t num_workers;  // of the plan: the grid on a GPU, where the plan's header lies on the device
+  int32_t num_workers;  // of the plan
   int32_t tile_q;       // of the plan
   // For a GPU, where every thread would compute them.
   Divisor block_size;     // of the layout
   int32_t group;          // query heads of a kv head
   int32_t group_inverse;  // ceil(2^16 / group): x / group = x * group_inverse >> 16 for x * group < 2^16
+  int32_t lockstep;       // of the plan
+  int32_t line_heads;     // heads of the plan's line: kv heads / lockstep
   void* stream;
 };
 

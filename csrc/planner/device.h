@@ -119,7 +119,9 @@ __device__ inline int32_t fill_tiles(PlanView<int32_t> plan, const PlanHeader& h
 // The whole plan. The header comes by value, complete but for num_tiles.
 __device__ inline void make_plan(const PlanParams& params, const PlanHeader& given, const PlanInput& in,
                                  Shared& shared) {
-  PlanView<int32_t> plan{params.plan};
+  const int32_t num_stretches = given.num_workers / given.lockstep;
+  const PlanView<int32_t> plan{params.plan, num_stretches};
+  const PlanView<const int32_t> made{params.plan, num_stretches};
   PlanHeader& header = *reinterpret_cast<PlanHeader*>(params.plan);
   if (threadIdx.x == 0) header = given;
   __syncthreads();
@@ -127,8 +129,6 @@ __device__ inline void make_plan(const PlanParams& params, const PlanHeader& giv
   const int32_t tiles = fill_tiles(plan, given, in, prefix, shared);
   if (threadIdx.x == 0) header.num_tiles = tiles < 0 ? 0 : tiles;
   __syncthreads();
-  const int32_t num_stretches = given.num_workers / given.lockstep;
-  const PlanView<const int32_t> made{params.plan};
   int64_t dearest = 0;
   for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) {
     const int64_t of_stretch = cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch + 1, true)) -
@@ -147,8 +147,7 @@ __device__ inline void make_plan(const PlanParams& params, const PlanHeader& giv
   __syncthreads();
   for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) {
     fill_splits(plan, stretch);
-    if (given.chunk > 0)
-      atomicMax(&header.chunk_states, chunk_states_of(PlanView<const int32_t>{params.plan}, stretch));
+    if (given.chunk > 0) atomicMax(&header.chunk_states, chunk_states_of(made, stretch));
   }
 }
 

@@ -75,21 +75,28 @@ ATTNLOOM_HD Piece piece_of(Coordinate at, Coordinate stop, int32_t kv_tiles) {
 template <typename Word>  // int32_t to write, const int32_t to read
 struct PlanView {
   Word* buffer;
+  int32_t num_stretches;
+
+  // Of a plan whose header is there.
+  ATTNLOOM_HD explicit PlanView(Word* plan) : buffer(plan), num_stretches(0) {
+    num_stretches = header().num_workers / header().lockstep;
+  }
+  ATTNLOOM_HD PlanView(Word* plan, int32_t stretches) : buffer(plan), num_stretches(stretches) {}
 
   ATTNLOOM_HD const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(buffer); }
-  ATTNLOOM_HD int32_t num_stretches() const { return header().num_workers / header().lockstep; }
 
-  // Arrays, in the order in which they lie; S is the number of stretches.
-  ATTNLOOM_HD Word* qo_indptr() const { return buffer + kPlanHeaderWords; }                   // [R + 1]
+  // Arrays, in the order in which they lie; S is the number of stretches. A worker begins with its stretch, so those
+  // arrays come first: a GPU, which knows S beforehand, finds them without waiting for the header.
+  ATTNLOOM_HD Word* worker_tile() const { return buffer + kPlanHeaderWords; }                 // [S + 1]
+  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + num_stretches + 1; }         // [S + 1]
+  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + num_stretches + 1; }           // [S + 1]
+  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + num_stretches + 1; }           // [S]
+  ATTNLOOM_HD Word* split_end() const { return split_begin() + num_stretches; }               // [S]
+  ATTNLOOM_HD Word* qo_indptr() const { return split_end() + num_stretches; }                 // [R + 1]
   ATTNLOOM_HD Word* tile_request() const { return qo_indptr() + header().num_requests + 1; }  // [T]
   ATTNLOOM_HD Word* tile_row() const { return tile_request() + header().tile_capacity; }      // [T]
   ATTNLOOM_HD Word* tile_rows() const { return tile_row() + header().tile_capacity; }         // [T]
   ATTNLOOM_HD Word* tile_kv_tiles() const { return tile_rows() + header().tile_capacity; }    // [T]
-  ATTNLOOM_HD Word* worker_tile() const { return tile_kv_tiles() + header().tile_capacity; }  // [S + 1]
-  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + num_stretches() + 1; }       // [S + 1]
-  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + num_stretches() + 1; }         // [S + 1]
-  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + num_stretches() + 1; }         // [S]
-  ATTNLOOM_HD Word* split_end() const { return split_begin() + num_stretches(); }             // [S]
 
   ATTNLOOM_HD Coordinate start(int32_t stretch) const {
     return {worker_tile()[stretch], worker_head()[stretch], worker_kv()[stretch]};

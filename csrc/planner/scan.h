@@ -108,7 +108,7 @@ ATTNLOOM_HD int32_t within_room(const PlanHeader& plan, int64_t share, int64_t u
 ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
                               int32_t stretch, bool whole) {
   const PlanHeader& header = plan.header();
-  const int32_t num_stretches = plan.num_stretches();
+  const int32_t num_stretches = plan.num_stretches;
   const int32_t num_tiles = header.num_tiles;
   if (stretch >= num_stretches || num_tiles == 0) return {num_tiles, 0, 0};
   const int64_t total = prefix[num_tiles];
@@ -184,7 +184,7 @@ ATTNLOOM_HD void fill_splits(PlanView<int32_t> plan, int32_t stretch) {
   if (start.kv > 0) opener = first_beyond(plan, {start.tile, start.head, 0}, 0, stretch) - 1;
   int32_t last = -1;
   const bool opens = stop.kv > 0 && !(Coordinate{stop.tile, stop.head, 0} < start);
-  if (opens) last = first_beyond(plan, {stop.tile, stop.head, INT32_MAX}, stretch + 1, plan.num_stretches()) - 1;
+  if (opens) last = first_beyond(plan, {stop.tile, stop.head, INT32_MAX}, stretch + 1, plan.num_stretches) - 1;
   plan.split_begin()[stretch] = opener;
   plan.split_end()[stretch] = last;
 }
@@ -222,24 +222,24 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
   plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
   prefix[tile] = sum;
   header.num_tiles = tile;
-  const PlanView<const int32_t> made{plan.buffer};
+  const PlanView<const int32_t> made{plan.buffer, plan.num_stretches};
   int64_t dearest = 0;
   int64_t before = 0;
-  for (int32_t stretch = 1; stretch <= plan.num_stretches(); ++stretch) {
+  for (int32_t stretch = 1; stretch <= plan.num_stretches; ++stretch) {
     const int64_t until = cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch, true));
     if (dearest < until - before) dearest = until - before;
     before = until;
   }
-  const bool whole = cut_between_items(dearest, sum, plan.num_stretches(), in.cost);
-  for (int32_t stretch = 0; stretch <= plan.num_stretches(); ++stretch) {
+  const bool whole = cut_between_items(dearest, sum, plan.num_stretches, in.cost);
+  for (int32_t stretch = 0; stretch <= plan.num_stretches; ++stretch) {
     const Coordinate start = locate(made, in.cost, prefix, stretch, whole);
     plan.worker_tile()[stretch] = start.tile;
     plan.worker_head()[stretch] = start.head;
     plan.worker_kv()[stretch] = start.kv;
   }
-  for (int32_t stretch = 0; stretch < plan.num_stretches(); ++stretch) fill_splits(plan, stretch);
-  for (int32_t stretch = 0; header.chunk > 0 && stretch < plan.num_stretches(); ++stretch) {
-    const int32_t states = chunk_states_of(PlanView<const int32_t>{plan.buffer}, stretch);
+  for (int32_t stretch = 0; stretch < plan.num_stretches; ++stretch) fill_splits(plan, stretch);
+  for (int32_t stretch = 0; header.chunk > 0 && stretch < plan.num_stretches; ++stretch) {
+    const int32_t states = chunk_states_of(made, stretch);
     if (header.chunk_states < states) header.chunk_states = states;
   }
   return tile;

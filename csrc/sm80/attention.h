@@ -18,18 +18,11 @@
 namespace attnloom {
 namespace sm80 {
 
-// Not inlined: once for a CTA.
-template <typename S>
-__device__ __noinline__ void find_splits() {
-  Cta<S>::again().find_splits();
-}
-
 // Runs the pieces from `piece` on that have query tiles of one kind and come with one stream of the loader; returns
 // where it ends.
 template <typename S, typename Tile>
 __device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) {
   Loader<S, Tile::kStages> loader(cta, piece, Tile::kTall);
-  if (piece == 0 && cta.warp() == 1) find_splits<S>();
   int stage = Tile::kStages - 1;  // computed last: free until the next load
   Tile tile(cta);
 #pragma unroll 1
@@ -68,6 +61,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     if (cta.lane() == 0) cta.prepare();
     __syncwarp();
     make_pieces<S>(0);
+  } else if (cta.warp() == 1) {
+    cta.find_splits();
   }
   __syncthreads();
   int32_t piece = 0;
@@ -98,7 +93,8 @@ int32_t ctas_per_sm() {
 // One CTA per worker of the plan.
 template <typename S>
 int32_t run_attention(const AttentionParams& params) {
-  launch(attention_kernel<S>, params.num_workers, S::kThreads, S::kSharedBytes, params.stream, params,
+  const dim3 grid(params.lockstep, params.num_workers / params.lockstep);
+  launch(attention_kernel<S>, grid, S::kThreads, S::kSharedBytes, params.stream, params,
          typename S::HookParams(params.hook_params));
   return static_cast<int32_t>(cudaGetLastError());
 }

@@ -129,7 +129,7 @@ struct Chunks {
     const int count = rows_of_warp(cta, work);
     if (count <= 0) return;
     const int32_t room = cta.plan().header().chunk_states;
-    int64_t slot = fold_slot(cta.plan().header(), blockIdx.x);
+    int64_t slot = fold_slot(cta.plan().header(), cta.worker());
     bool beside = kept;
     kept = true;
     if (!work.piece.opens) {
@@ -149,7 +149,7 @@ struct Chunks {
     const ChunkStates<S> states{cta};
     const int count = rows_of_warp(cta, work);
     if (work.piece.whole()) {
-      if (kept && count > 0) states.template fold<false>(fold_slot(cta.plan().header(), blockIdx.x), count, rows);
+      if (kept && count > 0) states.template fold<false>(fold_slot(cta.plan().header(), cta.worker()), count, rows);
       return true;
     }
     const Range chunks = chunks_of(cta.plan().header(), kv_tiles_of(work.any, S::kTileKv));
@@ -178,7 +178,7 @@ struct Chunks {
   __device__ __forceinline__ void gather(const Cta<S>& cta, const Split& split, Range chunks, int count, Rows<S>& rows) const {
     const ChunkStates<S> states{cta};
     const auto slot_of = [&](int32_t of) {
-      return fold_slot(cta.plan().header(), cta.plan().peer(blockIdx.x, split.opener + of));
+      return fold_slot(cta.plan().header(), cta.peer(split.opener + of));
     };
     rows.reset();
     states.template fold<true>(slot_of(0), count, rows);

@@ -28,8 +28,6 @@ struct Stretch {
   Coordinate stop;
   int32_t heads;   // of the line
   int32_t pieces;  // in all
-  Split continued;  // the item inside which the stretch begins, once that is known
-  Split opened;     // the item that it opens and leaves to others
   // Of the launch: a call takes no registers for them.
   const AttentionParams* params;
   const void* hooks;
@@ -55,11 +53,10 @@ struct Cta {
 
   // One thread sets what the CTA knows at the beginning.
   __device__ void prepare() const {
-    const PlanHeader& header = plan().header();
     Stretch made;
-    made.start = plan().start(blockIdx.x / header.lockstep);
-    made.stop = plan().start(blockIdx.x / header.lockstep + 1);
-    made.heads = header.num_kv_heads / header.lockstep;
+    made.start = plan().start(stretch_index());
+    made.stop = plan().start(stretch_index() + 1);
+    made.heads = p.line_heads;
     made.pieces = 0;
     if (made.start < made.stop) {
       const int32_t items = (made.stop.tile - made.start.tile) * made.heads + made.stop.head - made.start.head;
@@ -69,14 +66,18 @@ struct Cta {
     made.hooks = &hooks;
     stretch_of_cta() = made;
   }
-  // Later, while the first keys come: one warp finds who shares items with the stretch, which merges ask for.
+  // Meanwhile another warp finds who shares items with the stretch, which merges ask for: a half of it for each end.
   __device__ void find_splits() const {
-    const int32_t stretch = static_cast<int32_t>(blockIdx.x) / plan().header().lockstep;
-    const Split continued = split_from(plan().split_begin()[stretch]);
-    const Split opened = split_from(stretch);
-    __syncwarp();
-    stretch_of_cta().continued = continued;
-    stretch_of_cta().opened = opened;
+    const uint32_t half = lane() / 16;
+    const int32_t opener = half == 0 ? plan().split_begin()[stretch_index()] : stretch_index();
+    const int32_t last = opener < 0 ? -1 : plan().split_end()[opener];
+    int32_t pieces = 0;
+    if (last >= 0) {
+      for (int32_t i = opener + static_cast<int32_t>(lane() % 16); i <= last; i += 16) pieces += plan().has_work(i);
+    }
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) pieces += __shfl_xor_sync(0xffffffff, pieces, step);
+    if (lane() % 16 == 0) splits()[half] = {opener, last - opener + 1, pieces};
   }
   // What functions that are not inlined begin with.
   static __device__ Cta again() {
@@ -84,11 +85,20 @@ struct Cta {
     return {*known.params, *static_cast<const typename S::HookParams*>(known.hooks)};
   }
 
-  __device__ PlanView<const int32_t> plan() const { return {anew(p.plan)}; }
+  // The grid is [stretches][lockstep], x first, so that workers in lockstep lie side by side.
+  static __device__ int32_t lockstep() { return gridDim.x; }
+  static __device__ int32_t stretch_index() { return blockIdx.y; }
+  static __device__ int32_t worker() { return peer(stretch_index()); }
+  // The worker of another stretch that computes the same kv heads.
+  static __device__ int32_t peer(int32_t stretch) { return stretch * lockstep() + static_cast<int32_t>(blockIdx.x); }
+  // The kv head that the worker computes for a head of the line.
+  static __device__ int32_t kv_head(int32_t head) { return head * lockstep() + static_cast<int32_t>(blockIdx.x); }
+
+  __device__ PlanView<const int32_t> plan() const { return {anew(p.plan), static_cast<int32_t>(gridDim.y)}; }
   __device__ const Stretch& stretch() const { return stretch_of_cta(); }
   // Of a piece that is not whole.
   __device__ const Split& split_of(const Piece& piece) const {
-    return piece.opens ? stretch().opened : stretch().continued;
+    return splits()[piece.opens];
   }
   // A piece that the table holds (pieces.h).
   __device__ __forceinline__ Work<S>& work(int32_t piece) const {
@@ -117,15 +127,8 @@ struct Cta {
   __device__ float* states() const { return reinterpret_cast<float*>(shared_memory + S::kStatesAt); }  // [warps][16][2]
 
  private:
-  // The item that a stretch opens and leaves to others; -1: none.
-  __device__ Split split_from(int32_t opener) const {
-    const int32_t last = opener < 0 ? -1 : plan().split_end()[opener];
-    if (last < 0) return {};
-    int32_t pieces = 0;
-    for (int32_t i = opener + static_cast<int32_t>(lane()); i <= last; i += 32) pieces += plan().has_work(i);
-    return {opener, last - opener + 1, static_cast<int32_t>(__reduce_add_sync(0xffffffff, pieces))};
-  }
-
+  static_assert(sizeof(Split) == kSplitBytes, "kSplitBytes is that of a Split");
+  static __device__ Split* splits() { return reinterpret_cast<Split*>(shared_memory + S::kSplitsAt); }
   static __device__ Stretch& stretch_of_cta() {
     static_assert(sizeof(Stretch) <= kStretchBytes, "kStretchBytes holds a Stretch");
     return *reinterpret_cast<Stretch*>(shared_memory + S::kStretchAt);

@@ -13,12 +13,11 @@ namespace sm80 {
 // The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs.
 template <typename S>
 __device__ float* partial_values(const Cta<S>& cta, int32_t slot) {
-  return cta.p.arena + static_cast<int64_t>(slot) * cta.plan().header().tile_q * S::kDimV;
+  return cta.p.arena + static_cast<int64_t>(slot) * cta.p.tile_q * S::kDimV;
 }
 template <typename S>
 __device__ float* partial_lses(const Cta<S>& cta, int32_t slot) {
-  const PlanHeader& header = cta.plan().header();
-  return cta.p.arena + (static_cast<int64_t>(header.num_workers) * 2 * S::kDimV + slot) * header.tile_q;
+  return cta.p.arena + (static_cast<int64_t>(cta.p.num_workers) * 2 * S::kDimV + slot) * cta.p.tile_q;
 }
 
 // Rows of a warp's output to shared memory, as float32: those of kHalves halves of 8 from `half` on.
@@ -56,9 +55,10 @@ struct PieceOutput {
     if (S::kAlike || work.piece.whole()) {
       OutputTile<S>{cta, work, first, waiting}.put(row, quad, value, lse);
     } else {
-      const int32_t slot = partial_slot(blockIdx.x, work.piece.opens);
+      const int32_t slot = partial_slot(cta.worker(), work.piece.opens);
       *reinterpret_cast<float4*>(partial_values(cta, slot) + (first + row) * S::kDimV + quad * 4) = value;
-      if (quad == 0) partial_lses(cta, slot)[first + row] = lse;
+      // Without softmax a state's LSE says no more than that it is there.
+      if (quad == 0) partial_lses(cta, slot)[first + row] = S::Variant::kSoftmax ? lse : 0.0f;
     }
   }
   __device__ void transform(int first, float* waiting, int count, int thread, int threads) const {
@@ -73,7 +73,7 @@ __device__ __forceinline__ bool is_last(const Cta<S>& cta, const Split& split) {
   __syncthreads();
   if (threadIdx.x == 0) {
     // One thread stands for all: what others wrote before a barrier, or read after one, is ordered with its arrival.
-    int32_t* arrivals = cta.p.arrivals + cta.plan().peer(blockIdx.x, split.opener);
+    int32_t* arrivals = cta.p.arrivals + cta.peer(split.opener);
     const bool last = arrive(arrivals) + 1 == split.pieces;
     if (last) *arrivals = 0;  // ready for the next run
     *flag = last;
@@ -84,12 +84,17 @@ __device__ __forceinline__ bool is_last(const Cta<S>& cta, const Split& split) {
 
 // The item whose last piece has arrived. A thread merges four dims of a row, of one row after the other; it computes
 // the weights from the LSEs by itself, so that these come with the values and nobody waits for another.
+//
+// All of it is short: code that runs once in a launch comes from DRAM like data.
 template <typename S>
 struct Merge {
   static constexpr int kQuads = S::kDimV / 4;
   // Rows whose output lies in shared memory until output_transform has seen it.
   static constexpr int kBlock = S::Variant::kHasOutputTransform ? 16 : S::kTallRows;
   static_assert(!S::Variant::kHasOutputTransform || kBlock * S::kPitchOut * 4 <= S::kStageBytes, "a stage has room");
+  // As many loads at once as hide the L2 and registers have room for: rows of a thread, and pieces of each.
+  static constexpr int kRows = S::kTall ? 4 : 1;
+  static constexpr int kPieces = S::kTall ? 4 : (S::kCtasPerSm < 4 ? 16 : 8);
 
   const Cta<S>& cta;
   const Work<S>& work;
@@ -97,31 +102,37 @@ struct Merge {
   float* room;  // a stage that nobody uses
 
   __device__ void run() const {
+    if (split.pieces != split.count) fill_gaps();
     for (int from = 0; from < work.rows; from += kBlock) {
       const int rows = min(kBlock, work.rows - from);
-      // As many loads at once as hide the L2 and registers have room for: of many pieces, or of few pieces of several
-      // rows.
-      if (split.count > 4) {
-        merge_rows<1, S::kCtasPerSm < 4 ? 16 : 8>(from, rows);
-      } else {
-        merge_rows<S::kTall ? 6 : 2, 2>(from, rows);
-      }
+      merge_rows(from, rows);
       if constexpr (S::Variant::kHasOutputTransform) {
         __syncthreads();
         OutputTile<S>{cta, work, from, room}.transform(rows, thread_anew(), S::kThreads);
-        __syncthreads();
       }
+      __syncthreads();
     }
   }
 
  private:
-  // kRows rows of a thread at once, of each kPieces pieces.
-  template <int kRows, int kPieces>
+  // Of piece `nth` in the arena.
+  __device__ __forceinline__ int32_t slot(int32_t nth) const {
+    return partial_slot(cta.peer(split.opener) + nth * cta.lockstep(), nth == 0);
+  }
+
+  // A stretch without work inside the item has left nothing, and nobody but this CTA looks at its slots: they become
+  // states that saw no key.
+  __device__ void fill_gaps() const {
+    for (int32_t nth = 0; nth < split.count; ++nth) {
+      if (cta.plan().has_work(split.opener + nth)) continue;
+      for (int row = thread_anew(); row < work.rows; row += S::kThreads) {
+        partial_lses(cta, slot(nth))[row] = ATTNLOOM_NEG_INF;
+      }
+    }
+    __syncthreads();
+  }
+
   __device__ __forceinline__ void merge_rows(int from, int rows) const {
-    constexpr bool kSoftmax = S::Variant::kSoftmax;
-    const PlanView<const int32_t> plan = cta.plan();
-    const int32_t lockstep = plan.header().lockstep;
-    const int32_t first = plan.peer(blockIdx.x, split.opener);
     const int all = rows * kQuads;
     const OutputTile<S> tile{cta, work, from, room};
 #pragma unroll 1
@@ -143,33 +154,24 @@ struct Merge {
         float lse[kRows][kPieces];
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          const int32_t nth = min(piece + i, split.count - 1);
-          const int32_t slot = partial_slot(first + nth * lockstep, nth == 0);
+          const int32_t of = slot(min(piece + i, split.count - 1));
+          const float* values = partial_values(cta, of) + from * S::kDimV;
+          const float* lses = partial_lses(cta, of) + from;
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             const int index = min(begin + r * S::kThreads, all - 1);
-            const int row = from + index / kQuads;
-            value[r][i] = __ldcg(reinterpret_cast<const float4*>(partial_values(cta, slot) + row * S::kDimV) +
-                                 index % kQuads);
-            lse[r][i] = __ldcg(partial_lses(cta, slot) + row);
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-          // A stretch without work inside the item has left nothing.
-          const bool there = piece + i < split.count &&
-                             (split.pieces == split.count || plan.has_work(split.opener + piece + i));
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            // Without softmax a state's LSE says no more than that it is there.
-            lse[r][i] = there ? (kSoftmax ? lse[r][i] * kLog2e : 0.0f) : ATTNLOOM_NEG_INF;
+            value[r][i] = __ldcg(reinterpret_cast<const float4*>(values) + index);
+            lse[r][i] = __ldcg(lses + index / kQuads);
           }
         }
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           float next = peak[r];
 #pragma unroll
-          for (int i = 0; i < kPieces; ++i) next = fmaxf(next, lse[r][i]);
+          for (int i = 0; i < kPieces; ++i) {
+            lse[r][i] = piece + i < split.count ? lse[r][i] * kLog2e : ATTNLOOM_NEG_INF;
+            next = fmaxf(next, lse[r][i]);
+          }
           const float shift = next > ATTNLOOM_NEG_INF ? next : 0.0f;
           const float factor = fast_exp2(peak[r] - shift);
           peak[r] = next;
@@ -187,12 +189,11 @@ struct Merge {
       for (int r = 0; r < kRows; ++r) {
         const int index = begin + r * S::kThreads;
         if (index >= all) continue;
-        if constexpr (kSoftmax) scale_quad(merged[r], sum[r] == 0.0f ? 0.0f : 1.0f / sum[r]);
-        const float lse = sum[r] == 0.0f ? ATTNLOOM_NEG_INF : (peak[r] + log2f(sum[r])) * kLn2;
+        if constexpr (S::Variant::kSoftmax) scale_quad(merged[r], sum[r] == 0.0f ? 0.0f : __fdividef(1.0f, sum[r]));
+        const float lse = sum[r] == 0.0f ? ATTNLOOM_NEG_INF : (peak[r] + fast_log2(sum[r])) * kLn2;
         tile.put(index / kQuads, index % kQuads, merged[r], lse);
       }
     }
-    __syncthreads();
   }
 };
 

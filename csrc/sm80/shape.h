@@ -16,7 +16,8 @@ namespace sm80 {
 
 constexpr int kWorkBytes = 136;    // of a Work (work.h): 34 words, so that lanes that write one each meet other banks
 constexpr int kLoaderBytes = 64;   // of a Loader::State (loader.h)
-constexpr int kStretchBytes = 80;  // of a Stretch (cta.h)
+constexpr int kStretchBytes = 48;  // of a Stretch (cta.h)
+constexpr int kSplitBytes = 12;    // of a Split (cta.h)
 
 constexpr int round_up(int value, int to) { return (value + to - 1) / to * to; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -89,7 +90,8 @@ struct Shape {
   static constexpr int kTotalsAt = kPagesAt + 2 * (kShortStages - 1) * kTileKv * 4;
   static constexpr int kFlagAt = kTotalsAt + (kTall ? kThreads * kFragments * 8 : 0);
   static constexpr int kStretchAt = kFlagAt + 16;
-  static constexpr int kWorksAt = kStretchAt + kStretchBytes;
+  static constexpr int kSplitsAt = kStretchAt + kStretchBytes;
+  static constexpr int kWorksAt = kSplitsAt + round_up(2 * kSplitBytes, 16);
   static constexpr int kSeenAt = kWorksAt + kTable * kWorkBytes;
   static constexpr int kLoadersAt = kSeenAt + (kTall ? kWarps * 16 : 0);
   static constexpr int kSharedBytes = kLoadersAt + kWarps * kLoaderBytes;

@@ -50,17 +50,15 @@ struct Work {
     const PlanView<const int32_t> plan = cta.plan();
     const int32_t group = cta.p.group;
     piece = of;
+    // In decode tile i is mostly request i: what is known of the request comes with what is known of the tile then.
+    const int32_t guess = min(piece.tile, plan.header().num_requests - 1);
+    take(Request(layout, plan.qo_indptr(), guess));
     request = plan.tile_request()[piece.tile];
     row = plan.tile_row()[piece.tile];
     rows = plan.tile_rows()[piece.tile];
+    if (request != guess) take(Request(layout, plan.qo_indptr(), request));
     first = {row / group, row % group};
-    head = plan.kv_head(blockIdx.x, piece.head);
-    const Request known(layout, plan.qo_indptr(), request);
-    first_token = known.first_token;
-    kv_len = known.kv_len;
-    first_position = known.query_position(0);
-    blocks = known.blocks;
-    positions = known.positions;
+    head = cta.kv_head(piece.head);
     keys = head_of(cta.p.k);
     values = head_of(cta.p.v);
     see(cta);
@@ -81,6 +79,14 @@ struct Work {
   __device__ QueryTile queries(const Cta<S>& cta) const { return queries_of(cta, 0, rows); }
 
  private:
+  __device__ void take(const Request& known) {
+    first_token = known.first_token;
+    kv_len = known.kv_len;
+    first_position = known.query_position(0);
+    blocks = known.blocks;
+    positions = known.positions;
+  }
+
   __device__ const char* head_of(const CacheTensor& cache) const {
     return static_cast<const char*>(cache.data) +
            head * cache.stride_head * static_cast<int64_t>(sizeof(typename S::Kv));

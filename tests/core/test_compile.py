@@ -112,8 +112,8 @@ def test_opcheck() -> None:
         "block_kinds": None,
         "hook_tensors": [],
     }
-    numbers = [engine.handle, plan.num_workers, plan.key.tile_q, layout.block_size, layout.index_stride]
-    numbers += [0, 0.125, 1.0, 1.0]
+    numbers = [engine.handle, plan.num_workers, plan.key.tile_q, plan.lockstep]
+    numbers += [layout.block_size, layout.index_stride, 0, 0.125, 1.0, 1.0]
     operator = torch.ops.attnloom.attention.default
     torch.library.opcheck(operator, (), {**tensors, "numbers": numbers})
 

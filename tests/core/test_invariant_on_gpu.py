@@ -128,9 +128,10 @@ def test_a_launch_asks_for_that_room(monkeypatch: pytest.MonkeyPatch, tile_q: in
     monkeypatch.setattr(direct, "current_stream", lambda index: 7)
     monkeypatch.setattr(direct, "capturing", lambda: False)
     module = {"attnloom_run": lambda argument: launched.append(argument) or 0}
-    path = DirectPath("kernel", module, torch.device("cpu", 0), 128, 4, batch_invariant)  # type: ignore[arg-type]
+    path = DirectPath("kernel", module, torch.device("cpu", 0), 128, (8, 2), batch_invariant)  # type: ignore[arg-type]
     rows = torch.empty(5, 8, 128)
-    template = Template(rows, rows, False, (1, 1, 1), (1.0, 1.0, 1.0), (False, False), (5, 264, 16, tile_q), False, 4)
+    numbers = (5, 264, 16, tile_q, 2)
+    template = Template(rows, rows, False, (1, 1, 1), (1.0, 1.0, 1.0), (False, False), numbers, False, (8, 2))
     cache = torch.empty(3, 16, 2, 128)
     path._launch(template, Caches(cache, cache, 16), rows, rows, None, NO_HOOKS)
     needed = 264 * (1 + chunk_room(tile_q)) * tile_q * (128 + 2) if batch_invariant else floats(264, tile_q, 128)

@@ -67,6 +67,7 @@ std::mt19937 numbers;
 const std::function<void()>* body;
 jmp_buf launcher;
 uint32_t count, dynamic_bytes;
+Place shape;  // of the grid
 uint32_t stay = 1;
 
 bool runnable(const Fibre& fibre) {
@@ -196,6 +197,7 @@ uint32_t thread() { return now->current; }
 uint32_t fibre() { return (now - ctas) * kMostThreads + now->current; }
 uint32_t threads() { return count; }
 Place block() { return now->at; }
+Place grid() { return shape; }
 uint32_t shared_bytes() { return dynamic_bytes; }
 uint32_t random(uint32_t below) { return numbers() % below; }
 
@@ -242,6 +244,7 @@ bool readable(const void* from, uint32_t bytes) {
 void run_grid(Place grid, uint32_t threads, uint32_t shared, const std::function<void()>& kernel) {
   body = &kernel;
   count = threads;
+  shape = grid;
   dynamic_bytes = shared;
   std::memset(attnloom::sm80::shared_memory, 0xff, attnloom::sm80::kMostShared);
   to_come.clear();

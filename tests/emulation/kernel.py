@@ -115,11 +115,12 @@ class EmulatedKernel:
             lse = torch.full((case.total_q + SPARE_ROWS, case.num_qo_heads), math.nan)
         scale = kernel.head_dim**-0.5 if case.sm_scale is None else case.sm_scale
         tile_q = plan.key.tile_q
-        numbers = (plan.total_q, plan.num_workers, batch.layout.block_size, tile_q)
+        numbers = (plan.total_q, plan.num_workers, batch.layout.block_size, tile_q, plan.lockstep)
         scales = (scale, case.k_scale, case.v_scale)
         given = (case.sm_scale, case.k_scale, case.v_scale)
         flags = (lse is not None, state)
-        template = Template(batch.q, output.view, False, given, scales, flags, numbers, state, case.group)
+        heads = (case.num_qo_heads, case.num_kv_heads)
+        template = Template(batch.q, output.view, False, given, scales, flags, numbers, state, heads)
         room = floats_on_gpu(plan.num_workers, tile_q, kernel.head_dim, kernel.chunk > 0)
         states = torch.full((room,), math.nan)
         arrivals = torch.zeros(plan.num_workers, dtype=torch.int32)

@@ -22,4 +22,4 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], DirectPath]:
     monkeypatch.setattr(arena, "capturing", lambda: False)
     monkeypatch.setattr(arena, "_arenas", {})
     monkeypatch.setattr(arena, "device_module", lambda device: Memory())
-    return lambda kernel: DirectPath("kernel", kernel, DEVICE, 64, 2)  # type: ignore[arg-type]
+    return lambda kernel: DirectPath("kernel", kernel, DEVICE, 64, (4, 2))  # type: ignore[arg-type]

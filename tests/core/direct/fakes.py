@@ -81,7 +81,14 @@ def step(rows: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, cache[:, 0], cache[:, 1], torch.empty(rows, 4, 64)
 
 
-def plan_of(rows: int = 3, *, block_kinds: Tensor | None = None, positions: bool = False, num_workers: int = 9) -> Plan:
+def plan_of(
+    rows: int = 3,
+    *,
+    block_kinds: Tensor | None = None,
+    positions: bool = False,
+    num_workers: int = 9,
+    lockstep: int = 1,
+) -> Plan:
     table = torch.arange(12, dtype=torch.int32).view(3, 4)
     layout = BlockSparseLayout.from_page_table(table, torch.tensor([1, 2, 3], dtype=torch.int32), 16)
     if positions:
@@ -89,7 +96,7 @@ def plan_of(rows: int = 3, *, block_kinds: Tensor | None = None, positions: bool
     key = PlanKey(4, 2, 16, 32, 64, None, 0, DEVICE)
     mask = None if block_kinds is None else BlockMask(block_kinds, 64)
     buffer = torch.zeros(40, dtype=torch.int32)
-    return Plan(key, 3, 3, num_workers, 1, rows, 3, Costs(1, 1, 1), buffer, layout, mask)
+    return Plan(key, 3, 3, num_workers, lockstep, rows, 3, Costs(1, 1, 1), buffer, layout, mask)
 
 
 def launch(

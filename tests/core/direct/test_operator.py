@@ -20,7 +20,7 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
     layout = plan.layout
     assert layout is not None
     of_plan = (plan.buffer, layout.starts, layout.lengths, layout.indices, None, None)
-    calls = {unfinished: op.Call([7, 9, 32, 16, 1, int(unfinished), *SCALES]) for unfinished in (False, True)}
+    calls = {unfinished: op.Call([7, 9, 32, 1, 16, 1, int(unfinished), *SCALES]) for unfinished in (False, True)}
     for unfinished in (False, True, False, False):
         q, k, v, out = step()
         made.run_op(calls[unfinished], q, k, v, out, None, of_plan, 8)
@@ -41,7 +41,7 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
         seen = (got.plan, got.layout.starts, got.layout.lengths, got.layout.indices, None, got.block_mask.kinds)
         assert seen == tuple(None if each is None else each.data_ptr() for each in changed)
     # The same tensors with another stride, there and back.
-    apart = op.Call([7, 9, 32, 16, 4, 0, *SCALES])
+    apart = op.Call([7, 9, 32, 1, 16, 4, 0, *SCALES])
     for call, stride in ((calls[False], 1), (apart, 4), (apart, 4), (calls[False], 1)):
         made.run_op(call, q, k, v, out, None, of_plan, 8)
         assert (kernel.launched[-1].layout.index_stride, kernel.launched[-1].plan) == (stride, plan.buffer.data_ptr())

@@ -41,6 +41,7 @@ def test_every_field(path: Callable[[Kernel], DirectPath]) -> None:
     assert (got.sm_scale, got.k_scale, got.v_scale) == SCALES
     assert (got.unfinished, got.num_workers, got.stream, got.hook_params) == (0, 9, 77, 4096)
     assert (got.tile_q, got.group, got.group_inverse) == (32, 2, 32768)
+    assert (got.lockstep, got.line_heads) == (1, 2)
     for cache, tensor in ((got.k, k), (got.v, v)):
         assert (cache.unit, cache.units_block, cache.units_slot) == (128 * tensor.element_size(), 32, 1)
     room = arena.stream_arenas(DEVICE).reserve(77, 1, 1)
@@ -57,6 +58,15 @@ def test_divisors(d: int) -> None:
     for n in [0, 1, 2**31 - 1, *near, *(draw.randrange(2**31) for _ in range(2000))]:
         if 0 <= n < 2**31:
             assert n * divisor.inverse >> divisor.shift == n // d
+
+
+def test_workers_in_lockstep_lie_side_by_side_in_the_grid(path: Callable[[Kernel], DirectPath]) -> None:
+    kernel = Kernel()
+    direct, tensors = path(kernel), step()
+    for lockstep in (1, 2, 1):
+        launch(direct, tensors, plan_of(num_workers=10, lockstep=lockstep))
+    found = [(got.num_workers, got.lockstep, got.line_heads) for got in kernel.launched]
+    assert found == [(10, 1, 2), (10, 2, 1), (10, 1, 2)]
 
 
 def test_a_cache_whose_last_token_32_bits_do_not_count_is_refused() -> None:

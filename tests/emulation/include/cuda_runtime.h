@@ -43,6 +43,7 @@ struct dim3 {
 };
 #define threadIdx (emulation::Place{emulation::thread(), 0, 0})
 #define blockIdx (emulation::block())
+#define gridDim (emulation::grid())
 
 // Where threads meet.
 inline void __syncwarp() { emulation::meet(0xffffffff, "__syncwarp"); }

@@ -19,6 +19,7 @@ uint32_t thread();  // of the CTA, the fibre that runs
 uint32_t fibre();   // a number that no other thread has which is alive
 uint32_t threads();
 Place block();
+Place grid();
 uint32_t shared_bytes();  // of dynamic shared memory, from attnloom::sm80::shared_memory on
 
 // Ends the process with a message that names the CTA and the thread.
