@@ -125,6 +125,8 @@ class AttentionParams(_Struct):
         ("group_inverse", c_int32),
         ("lockstep", c_int32),
         ("line_heads", c_int32),
+        ("values_behind_keys", c_int64),
+        ("slices_at_once", c_int32),
         ("stream", c_void_p),
     ]
 

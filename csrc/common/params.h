@@ -87,6 +87,9 @@ struct AttentionParams {
   int32_t group_inverse;  // ceil(2^16 / group): x / group = x * group_inverse >> 16 for x * group < 2^16
   int32_t lockstep;       // of the plan
   int32_t line_heads;     // heads of the plan's line: kv heads / lockstep
+  // For the launch itself: 16 tokens of one block of both caches lie alike, `values_behind_keys` bytes apart.
+  int64_t values_behind_keys;
+  int32_t slices_at_once;
   void* stream;
 };
 

@@ -34,8 +34,9 @@ __device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) 
     tile.begin(cta.work(piece), tiles.has());
     for (; tiles.tile < anew(cta.work(piece).tiles.end); tiles.next(cta, cta.work(piece))) {
       const int next = stage + 1 == Tile::kStages ? 0 : stage + 1;
+      const typename Loader<S, Tile::kStages>::State state = loader.state();  // comes while the warp waits
       tile.await(cta.work(piece), tiles, next);
-      tile.compute(cta.work(piece), tiles, next, [&] { loader.load(piece, stage); });
+      tile.compute(cta.work(piece), tiles, next, [&] { loader.load(state, piece, stage); });
       stage = next;
     }
     const bool known = loader.covers(piece + 1);
@@ -93,8 +94,15 @@ int32_t ctas_per_sm() {
 // One CTA per worker of the plan.
 template <typename S>
 int32_t run_attention(const AttentionParams& params) {
+  AttentionParams launched = params;
+  const CacheTensor& k = params.k;
+  const CacheTensor& v = params.v;
+  const bool alike = k.unit == v.unit && k.units_block == v.units_block && k.units_slot == v.units_slot &&
+                     k.stride_head == v.stride_head;
+  launched.slices_at_once = alike && k.slot_bytes != 0 && params.layout.positions == nullptr;
+  launched.values_behind_keys = static_cast<const char*>(v.data) - static_cast<const char*>(k.data);
   const dim3 grid(params.lockstep, params.num_workers / params.lockstep);
-  launch(attention_kernel<S>, grid, S::kThreads, S::kSharedBytes, params.stream, params,
+  launch(attention_kernel<S>, grid, S::kThreads, S::kSharedBytes, params.stream, launched,
          typename S::HookParams(params.hook_params));
   return static_cast<int32_t>(cudaGetLastError());
 }

@@ -47,21 +47,20 @@ struct Loader {
     wait_copies<0>();
     save(now);
 #pragma unroll 1
-    for (int stage = 0; stage < kAhead; ++stage) load(first, stage);
+    for (int stage = 0; stage < kAhead; ++stage) load(state(), first, stage);
   }
 
   // Whether the tiles of a piece come with this stream.
   __device__ bool covers(int32_t piece) const { return piece <= state().asked.piece; }
 
   // While piece `computing` is computed: starts the copies of the next tile, and those of the page ids of the tile
-  // kAhead after it.
-  __device__ __forceinline__ void load(int32_t computing, int stage) const {
-    State now = state();
+  // kAhead after it. `now`: state(), which may be read long before.
+  __device__ __forceinline__ void load(State now, int32_t computing, int stage) const {
     if (now.copied.tiles.has()) {
       copy_slice(now.copied, now.place, stage);
       now.copied.tiles.next(cta, cta.work(now.copied.piece));
       follow(now);
-      __syncwarp();  // every lane has read the page ids whose place is taken now
+      __syncwarp();  // every lane has read the page ids whose place is taken now, and the state
       ask(now.asked, computing, now.place);
       now.place = now.place + 1 == kAhead ? 0 : now.place + 1;
       save(now);
@@ -69,13 +68,13 @@ struct Loader {
     commit_copies();
   }
 
- private:
   __device__ State& state() const {
     static_assert(sizeof(State) <= kLoaderBytes, "kLoaderBytes holds a State");
     return *reinterpret_cast<State*>(shared_memory + S::kLoadersAt + cta.warp() * kLoaderBytes);
   }
+
+ private:
   __device__ void save(const State& now) const {
-    __syncwarp();
     state() = now;
     __syncwarp();
   }
@@ -138,6 +137,13 @@ struct Loader {
   // The rows of the warp's slice of the tile at `copied`, whose page ids lie at `place`, to the stage.
   __device__ __forceinline__ void copy_slice(const Cursor& copied, int place, int stage) const {
     const Work<S>& work = cta.work(copied.piece);
+    if constexpr (kWholeRows<S::kDim> && S::kDim == S::kDimV) {
+      const int32_t first = copied.tiles.tile * S::kTileKv + static_cast<int32_t>(cta.warp()) * S::kSlice;
+      if (cta.p.slices_at_once && first >= work.any.begin && first + S::kSlice <= work.any.end) {
+        for (int group = 0; group < S::kGroups; ++group) copy_group(work, first, place, stage, group);
+        return;
+      }
+    }
     const Token token = token_of(work, copied.tiles.tile);
     const uint32_t page = load_shared(shared_address(cta.page_ids(place)) + cta.lane() % S::kSlice * 4);
     if (cta.p.layout.positions != nullptr && cta.lane() < S::kSlice) {
@@ -147,17 +153,6 @@ struct Loader {
     const uint32_t values = keys + S::kSlice * S::kPitchK;
     const CacheTensor& k = cta.p.k;
     const CacheTensor& v = cta.p.v;
-    if (kSlicesAtOnce && k.slot_bytes != 0 && v.slot_bytes != 0 && __all_sync(0xffffffff, token.seen)) {
-#pragma unroll
-      for (int group = 0; group < S::kGroups; ++group) {
-        const uint32_t of = S::kGroups == 1 ? page : __shfl_sync(0xffffffff, page, group * 16);
-        const uint32_t first =
-            S::kGroups == 1 ? token.offset - cta.lane() % 16 : __shfl_sync(0xffffffff, token.offset, group * 16);
-        copy_group<S::kDim, S::kPitchK>(keys, group, k, work.keys, of, first);
-        copy_group<S::kDimV, S::kPitchV>(values, group, v, work.values, of, first);
-      }
-      return;
-    }
     // A token's offset behind the cache's first, in the cache's units.
     const auto offset_in = [&](const CacheTensor& cache) {
       return token.seen ? page * cache.units_block + token.offset * cache.units_slot : kNowhere;
@@ -189,22 +184,36 @@ struct Loader {
   template <int kWidth>
   static constexpr int kRows = 32 / kChunks<kWidth>;
 
-  static constexpr bool kSlicesAtOnce = kWholeRows<S::kDim> && kWholeRows<S::kDimV>;
-
-  // Group `group` of a slice, 16 tokens that lie one after the other in block `page` from its slot `first` on.
-  template <int kWidth, int kPitch>
-  __device__ __forceinline__ void copy_group(uint32_t rows, int group, const CacheTensor& cache, const char* head,
-                                             uint32_t page, uint32_t first) const {
+  // Group `group` of the slice from token `slice` on: 16 tokens that all are seen and lie one after the other in a
+  // block, in caches that are laid out alike.
+  __device__ __forceinline__ void copy_group(const Work<S>& work, int32_t slice, int place, int stage,
+                                             int group) const {
+    const CacheTensor& cache = cta.p.k;
+    const int32_t slot = slice + group * 16;
+    const int32_t entry = cta.p.block_size.divide(slot);
+    const uint32_t page = load_shared(shared_address(cta.page_ids(place)) + group * 64);
     const uint32_t lane = cta.lane();
-    const uint32_t row = lane / kChunks<kWidth>;
-    const uint32_t chunk = lane % kChunks<kWidth>;
-    const char* from =
-        multiply_add(page * cache.units_block + (first + row) * cache.units_slot, cache.unit, head + chunk * 16);
-    constexpr int kCopies = 16 / kRows<kWidth>;
+    const uint32_t row = lane / kChunks<S::kDim>;
+    const uint32_t chunk = lane % kChunks<S::kDim>;
+    const uint32_t offset = slot - entry * static_cast<int32_t>(cta.p.layout.block_size) + row;
+    const char* const key =
+        multiply_add(page * cache.units_block + offset * cache.units_slot, cache.unit, work.keys + chunk * 16);
+    const char* const value = key + cta.p.values_behind_keys;
+    const uint32_t keys = shared_address(cta.slice(stage, cta.warp()));
+    const uint32_t values = keys + S::kSlice * S::kPitchK;
+    constexpr int kRowsAtOnce = kRows<S::kDim>;
+    constexpr int kCopies = 16 / kRowsAtOnce;
 #pragma unroll
-    for (int copy = group * kCopies; copy < (group + 1) * kCopies; ++copy) {
-      copy_async(place_of<kWidth, kPitch>(rows, copy, copy * kRows<kWidth> + row, chunk), from);
-      from = anew(from + kRows<kWidth> * cache.slot_bytes);  // two instructions; multiples of the stride are three
+    for (int copy = 0; copy < kCopies; ++copy) {
+      const int of_slice = group * kCopies + copy;
+      copy_async(place_of<S::kDim, S::kPitchK>(keys, of_slice, of_slice * kRowsAtOnce + row, chunk),
+                 multiply_add(cache.slot_bytes, static_cast<uint32_t>(copy * kRowsAtOnce), key));
+    }
+#pragma unroll
+    for (int copy = 0; copy < kCopies; ++copy) {
+      const int of_slice = group * kCopies + copy;
+      copy_async(place_of<S::kDimV, S::kPitchV>(values, of_slice, of_slice * kRowsAtOnce + row, chunk),
+                 multiply_add(cache.slot_bytes, static_cast<uint32_t>(copy * kRowsAtOnce), value));
     }
   }
 

@@ -83,12 +83,12 @@ struct Tall {
   // `load` starts the copies of the next tile.
   template <typename Load>
   __device__ __forceinline__ void compute(const Work<S>& work, const KvTiles<S>& tiles, int stage, Load load) {
+    // Inside the band of all the warp's rows.
+    const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(seen().free);
     load();
     if constexpr (S::kAlike) {
       while (chunks.over_at(tiles.tile)) turn(work, tiles.tile);
     }
-    // Inside the band of all the warp's rows.
-    const bool free = Columns<S::kTileKv / 8>{tiles.tile * S::kTileKv}.inside(seen().free);
 #pragma unroll 1
     for (int part = 0; part < S::kTileKv / kPart; ++part) {
       const Columns<2 * kGroups> columns{tiles.tile * S::kTileKv + part * kPart,
