@@ -145,12 +145,13 @@ class Template:
         params.unfinished = unfinished
         params.num_workers = numbers[1]
         params.tile_q = numbers[3]
-        params.block_size = Divisor.of(numbers[2])
         num_qo_heads, num_kv_heads = heads
-        params.group = group = num_qo_heads // num_kv_heads
-        params.group_inverse = -(-(1 << 16) // group)
-        params.lockstep = numbers[4]
+        params.group = num_qo_heads // num_kv_heads
         params.line_heads = num_kv_heads // numbers[4]
+        params.lockstep = numbers[4]
+        params.by_block_size = Divisor.of(numbers[2])
+        params.by_group = Divisor.of(params.group)
+        params.by_line_heads = Divisor.of(params.line_heads)
         self.argument = ctypes.byref(params)
         self.room: object = None
         # Of the operator: its numbers, and the plan's tensors where there are no others.

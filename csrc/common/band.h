@@ -23,10 +23,20 @@ ATTNLOOM_HD int32_t clamp_to(int64_t value, int32_t low, int32_t high) {
   return static_cast<int32_t>(value < low ? low : (value > high ? high : value));
 }
 
-// Keys that the query at `position` may see among slots 0 .. kv_len - 1, slot j being at position j.
+// Keys that the query at `position` may see among slots 0 .. kv_len - 1, slot j being at position j. In 32 bits, for a
+// kernel asks it of every row: no sum is made that does not fit.
 ATTNLOOM_HD Range visible_to(Band band, int32_t position, int32_t kv_len) {
-  const int32_t end = band.right < 0 ? kv_len : clamp_to(static_cast<int64_t>(position) + band.right + 1, 0, kv_len);
-  const int32_t begin = band.left < 0 ? 0 : clamp_to(static_cast<int64_t>(position) - band.left, 0, end);
+  int32_t end = kv_len;
+  const uint32_t after = static_cast<uint32_t>(kv_len) - 1u - static_cast<uint32_t>(position);  // keys, if any
+  if (band.right >= 0 && position < kv_len && static_cast<uint32_t>(band.right) < after) {
+    end = position + band.right + 1;
+    end = end < 0 ? 0 : end;
+  }
+  int32_t begin = 0;
+  if (band.left >= 0 && position > band.left) {
+    begin = position - band.left;
+    begin = begin < end ? begin : end;
+  }
   return {begin, end};
 }
 

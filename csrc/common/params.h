@@ -82,11 +82,12 @@ struct AttentionParams {
   int32_t num_workers;  // of the plan
   int32_t tile_q;       // of the plan
   // For a GPU, where every thread would compute them.
-  Divisor block_size;     // of the layout
-  int32_t group;          // query heads of a kv head
-  int32_t group_inverse;  // ceil(2^16 / group): x / group = x * group_inverse >> 16 for x * group < 2^16
-  int32_t lockstep;       // of the plan
-  int32_t line_heads;     // heads of the plan's line: kv heads / lockstep
+  Divisor by_block_size;  // of the layout
+  Divisor by_group;
+  Divisor by_line_heads;
+  int32_t group;       // query heads of a kv head
+  int32_t line_heads;  // heads of the plan's line: kv heads / lockstep
+  int32_t lockstep;    // of the plan
   // For the launch itself: 16 tokens of one block of both caches lie alike, `values_behind_keys` bytes apart.
   int64_t values_behind_keys;
   int32_t slices_at_once;

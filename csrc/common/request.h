@@ -30,8 +30,9 @@ struct Request {
 
   ATTNLOOM_HD int32_t position(int32_t slot) const {
     if (positions == nullptr) return slot;
-    const int32_t block = static_cast<int32_t>(slot / layout.block_size);
-    return positions[layout.entry_of(block)] + static_cast<int32_t>(slot % layout.block_size);
+    const uint32_t block_size = static_cast<uint32_t>(layout.block_size);  // division by 64 bits is long on a GPU
+    const int32_t block = static_cast<int32_t>(static_cast<uint32_t>(slot) / block_size);
+    return positions[layout.entry_of(block)] + slot - block * static_cast<int32_t>(block_size);
   }
 
   // Causality aligns to the end: the last query is at the last position.

@@ -74,7 +74,7 @@ class Worker {
 
   void run_piece(int32_t worker, const Piece& piece) {
     const int32_t kv_head = plan_.kv_head(worker, piece.head);
-    const Request request(p_.layout, plan_.qo_indptr(), plan_.tile_request()[piece.tile]);
+    const Request request(p_.layout, plan_.qo_indptr().data(), plan_.tile_request()[piece.tile]);
     const int32_t row = plan_.tile_row()[piece.tile];
     const int32_t rows = plan_.tile_rows()[piece.tile];
     const QueryTile queries{request.index, request.query_position(row / group_),
@@ -426,7 +426,7 @@ int32_t finish_attention(const FinishParams& params) {
   const Epilogue<Scalar, kDimV, Variant, HookParams> epilogue{hooks, params.out, params.lse, header.num_qo_heads};
 #pragma omp parallel for num_threads(params.num_threads) if (params.num_threads > 1)
   for (int32_t index = 0; index < header.num_requests; ++index) {
-    const Request request(params.layout, plan.qo_indptr(), index);
+    const Request request(params.layout, plan.qo_indptr().data(), index);
     float values[kDimV];
     for (int32_t query = 0; query < request.qo_len; ++query) {
       const int64_t token = request.first_token + query;

@@ -120,8 +120,8 @@ __device__ inline int32_t fill_tiles(PlanView<int32_t> plan, const PlanHeader& h
 __device__ inline void make_plan(const PlanParams& params, const PlanHeader& given, const PlanInput& in,
                                  Shared& shared) {
   const int32_t num_stretches = given.num_workers / given.lockstep;
-  const PlanView<int32_t> plan{params.plan, num_stretches};
-  const PlanView<const int32_t> made{params.plan, num_stretches};
+  const PlanView<int32_t> plan{params.plan, given};
+  const PlanView<const int32_t> made{params.plan, given};
   PlanHeader& header = *reinterpret_cast<PlanHeader*>(params.plan);
   if (threadIdx.x == 0) header = given;
   __syncthreads();

@@ -74,29 +74,41 @@ ATTNLOOM_HD Piece piece_of(Coordinate at, Coordinate stop, int32_t kv_tiles) {
 
 template <typename Word>  // int32_t to write, const int32_t to read
 struct PlanView {
+  // An array of the plan, which lies `at` words behind its begin: an entry's place is found in 32 bits.
+  struct Array {
+    Word* buffer;
+    int32_t at;
+
+    ATTNLOOM_HD Word& operator[](int32_t index) const { return buffer[at + index]; }
+    ATTNLOOM_HD Word* data() const { return buffer + at; }
+  };
+
   Word* buffer;
   int32_t num_stretches;
+  int32_t num_requests;
+  int32_t tile_capacity;
 
+  ATTNLOOM_HD PlanView(Word* plan, const PlanHeader& header)
+      : PlanView(plan, header.num_workers / header.lockstep, header.num_requests, header.tile_capacity) {}
   // Of a plan whose header is there.
-  ATTNLOOM_HD explicit PlanView(Word* plan) : buffer(plan), num_stretches(0) {
-    num_stretches = header().num_workers / header().lockstep;
-  }
-  ATTNLOOM_HD PlanView(Word* plan, int32_t stretches) : buffer(plan), num_stretches(stretches) {}
+  ATTNLOOM_HD explicit PlanView(Word* plan) : PlanView(plan, *reinterpret_cast<const PlanHeader*>(plan)) {}
+  ATTNLOOM_HD PlanView(Word* plan, int32_t stretches, int32_t requests, int32_t tiles)
+      : buffer(plan), num_stretches(stretches), num_requests(requests), tile_capacity(tiles) {}
 
   ATTNLOOM_HD const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(buffer); }
 
   // Arrays, in the order in which they lie; S is the number of stretches. A worker begins with its stretch, so those
   // arrays come first: a GPU, which knows S beforehand, finds them without waiting for the header.
-  ATTNLOOM_HD Word* worker_tile() const { return buffer + kPlanHeaderWords; }                 // [S + 1]
-  ATTNLOOM_HD Word* worker_head() const { return worker_tile() + num_stretches + 1; }         // [S + 1]
-  ATTNLOOM_HD Word* worker_kv() const { return worker_head() + num_stretches + 1; }           // [S + 1]
-  ATTNLOOM_HD Word* split_begin() const { return worker_kv() + num_stretches + 1; }           // [S]
-  ATTNLOOM_HD Word* split_end() const { return split_begin() + num_stretches; }               // [S]
-  ATTNLOOM_HD Word* qo_indptr() const { return split_end() + num_stretches; }                 // [R + 1]
-  ATTNLOOM_HD Word* tile_request() const { return qo_indptr() + header().num_requests + 1; }  // [T]
-  ATTNLOOM_HD Word* tile_row() const { return tile_request() + header().tile_capacity; }      // [T]
-  ATTNLOOM_HD Word* tile_rows() const { return tile_row() + header().tile_capacity; }         // [T]
-  ATTNLOOM_HD Word* tile_kv_tiles() const { return tile_rows() + header().tile_capacity; }    // [T]
+  ATTNLOOM_HD Array worker_tile() const { return {buffer, kPlanHeaderWords}; }              // [S + 1]
+  ATTNLOOM_HD Array worker_head() const { return {buffer, at_stretch(1) + 1}; }             // [S + 1]
+  ATTNLOOM_HD Array worker_kv() const { return {buffer, at_stretch(2) + 2}; }               // [S + 1]
+  ATTNLOOM_HD Array split_begin() const { return {buffer, at_stretch(3) + 3}; }             // [S]
+  ATTNLOOM_HD Array split_end() const { return {buffer, at_stretch(4) + 3}; }               // [S]
+  ATTNLOOM_HD Array qo_indptr() const { return {buffer, at_stretch(5) + 3}; }               // [R + 1]
+  ATTNLOOM_HD Array tile_request() const { return {buffer, at_tile(0)}; }                   // [T]
+  ATTNLOOM_HD Array tile_row() const { return {buffer, at_tile(1)}; }                       // [T]
+  ATTNLOOM_HD Array tile_rows() const { return {buffer, at_tile(2)}; }                      // [T]
+  ATTNLOOM_HD Array tile_kv_tiles() const { return {buffer, at_tile(3)}; }                  // [T]
 
   ATTNLOOM_HD Coordinate start(int32_t stretch) const {
     return {worker_tile()[stretch], worker_head()[stretch], worker_kv()[stretch]};
@@ -110,7 +122,12 @@ struct PlanView {
   ATTNLOOM_HD int32_t peer(int32_t worker, int32_t stretch) const {
     return stretch * header().lockstep + worker % header().lockstep;
   }
-  ATTNLOOM_HD bool has_work(int32_t stretch) const { return start(stretch) < start(stretch + 1); }
+  // Starts ascend. All of both is read at once, where an order would wait for one part after the other.
+  ATTNLOOM_HD bool has_work(int32_t stretch) const {
+    const Coordinate from = start(stretch);
+    const Coordinate to = start(stretch + 1);
+    return ((from.tile ^ to.tile) | (from.head ^ to.head) | (from.kv ^ to.kv)) != 0;
+  }
 
   // The piece that begins at `at` in the stretch that ends at `stop` (at < stop).
   ATTNLOOM_HD Piece piece_at(Coordinate at, Coordinate stop) const {
@@ -122,6 +139,12 @@ struct PlanView {
     if (!piece.closes) return {piece.tile, piece.head, piece.kv_end};
     if (piece.head + 1 < header().num_kv_heads / header().lockstep) return {piece.tile, piece.head + 1, 0};
     return {piece.tile + 1, 0, 0};
+  }
+
+ private:
+  ATTNLOOM_HD int32_t at_stretch(int32_t arrays) const { return kPlanHeaderWords + arrays * num_stretches; }
+  ATTNLOOM_HD int32_t at_tile(int32_t arrays) const {
+    return at_stretch(5) + 3 + num_requests + 1 + arrays * tile_capacity;
   }
 };
 

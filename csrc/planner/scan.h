@@ -222,7 +222,7 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
   plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
   prefix[tile] = sum;
   header.num_tiles = tile;
-  const PlanView<const int32_t> made{plan.buffer, plan.num_stretches};
+  const PlanView<const int32_t> made{plan.buffer};
   int64_t dearest = 0;
   int64_t before = 0;
   for (int32_t stretch = 1; stretch <= plan.num_stretches; ++stretch) {

@@ -18,11 +18,18 @@
 namespace attnloom {
 namespace sm80 {
 
+// Not inlined: once for a CTA.
+template <typename S>
+__device__ __noinline__ void find_splits() {
+  Cta<S>::again().find_splits();
+}
+
 // Runs the pieces from `piece` on that have query tiles of one kind and come with one stream of the loader; returns
 // where it ends.
 template <typename S, typename Tile>
 __device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) {
   Loader<S, Tile::kStages> loader(cta, piece, Tile::kTall);
+  if (piece == 0 && cta.warp() == 1) find_splits<S>();  // while the first keys come
   int stage = Tile::kStages - 1;  // computed last: free until the next load
   Tile tile(cta);
 #pragma unroll 1
@@ -59,11 +66,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
                      const __grid_constant__ typename S::HookParams hooks) {
   const Cta<S> cta{params, hooks};
   if (cta.warp() == 0) {
-    if (cta.lane() == 0) cta.prepare();
-    __syncwarp();
-    make_pieces<S>(0);
-  } else if (cta.warp() == 1) {
-    cta.find_splits();
+    PlanView<const int32_t> plan = cta.plan();
+    const Stretch stretch = cta.stretch_of(plan);
+    // All that has been read so far was asked for at once.
+    plan.num_requests = anew(plan.num_requests);
+    plan.tile_capacity = anew(plan.tile_capacity);
+    if (cta.lane() == 0) cta.keep(stretch);
+    make_pieces(cta, plan, stretch, 0);
+  } else {
+    cta.template keep_params<32, S::kThreads - 32>();
   }
   __syncthreads();
   int32_t piece = 0;

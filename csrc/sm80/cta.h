@@ -26,15 +26,12 @@ struct Split {
 struct Stretch {
   Coordinate start;
   Coordinate stop;
-  int32_t heads;   // of the line
   int32_t pieces;  // in all
-  // Of the launch: a call takes no registers for them.
-  const AttentionParams* params;
-  const void* hooks;
 
-  __device__ Piece piece(PlanView<const int32_t> plan, int32_t index) const {
-    const int32_t item = start.tile * heads + start.head + index;
-    const Coordinate at{item / heads, item % heads, index == 0 ? start.kv : 0};
+  __device__ Piece piece(const AttentionParams& p, PlanView<const int32_t> plan, int32_t index) const {
+    const int32_t head = start.head + index;
+    const int32_t tiles = p.by_line_heads.divide(head);
+    const Coordinate at{start.tile + tiles, head - tiles * p.line_heads, index == 0 ? start.kv : 0};
     return piece_of(at, stop, plan.tile_kv_tiles()[at.tile]);
   }
 };
@@ -51,38 +48,46 @@ struct Cta {
   __device__ __forceinline__ uint32_t lane() const { return thread() % 32; }
   __device__ __forceinline__ uint32_t warp() const { return thread() / 32; }
 
-  // One thread sets what the CTA knows at the beginning.
-  __device__ void prepare() const {
-    Stretch made;
-    made.start = plan().start(stretch_index());
-    made.stop = plan().start(stretch_index() + 1);
-    made.heads = p.line_heads;
-    made.pieces = 0;
-    if (made.start < made.stop) {
-      const int32_t items = (made.stop.tile - made.start.tile) * made.heads + made.stop.head - made.start.head;
-      made.pieces = items + (made.stop.kv > 0);
-    }
-    made.params = &p;
-    made.hooks = &hooks;
-    stretch_of_cta() = made;
+  __device__ Stretch stretch_of(PlanView<const int32_t> plan) const {
+    const Coordinate start = plan.start(stretch_index());
+    const Coordinate stop = plan.start(stretch_index() + 1);
+    const int32_t items = (stop.tile - start.tile) * p.line_heads + stop.head - start.head;
+    return {start, stop, plan.has_work(stretch_index()) ? items + (stop.kv > 0) : 0};
   }
-  // Meanwhile another warp finds who shares items with the stretch, which merges ask for: a half of it for each end.
+  __device__ void keep(const Stretch& made) const { stretch_of_cta() = made; }
+
+  // A warp finds who shares items with the stretch, which merges ask for: a half of it for each end.
   __device__ void find_splits() const {
+    const PlanView<const int32_t> of = plan();
     const uint32_t half = lane() / 16;
-    const int32_t opener = half == 0 ? plan().split_begin()[stretch_index()] : stretch_index();
-    const int32_t last = opener < 0 ? -1 : plan().split_end()[opener];
+    const int32_t opener = half == 0 ? of.split_begin()[stretch_index()] : stretch_index();
+    const int32_t last = opener < 0 ? -1 : of.split_end()[opener];
     int32_t pieces = 0;
     if (last >= 0) {
-      for (int32_t i = opener + static_cast<int32_t>(lane() % 16); i <= last; i += 16) pieces += plan().has_work(i);
+#pragma unroll 1
+      for (int32_t i = opener + static_cast<int32_t>(lane() % 16); i <= last; i += 16) pieces += of.has_work(i);
     }
 #pragma unroll
     for (int step = 1; step < 16; step *= 2) pieces += __shfl_xor_sync(0xffffffff, pieces, step);
     if (lane() % 16 == 0) splits()[half] = {opener, last - opener + 1, pieces};
   }
-  // What functions that are not inlined begin with.
+  // Functions that are not inlined do not reach the launch's parameters where these lie, but by global memory, which is
+  // as far as data: kThreads threads from kFirst on copy them.
+  template <int kFirst, int kThreads>
+  __device__ void keep_params() const {
+    constexpr int kWords = sizeof(AttentionParams) / 4;
+#pragma unroll
+    for (int from = 0; from < kWords; from += kThreads) {
+      const int word = from + static_cast<int>(threadIdx.x) - kFirst;
+      if (word >= kWords) continue;
+      reinterpret_cast<uint32_t*>(shared_memory + S::kParamsAt)[word] = reinterpret_cast<const uint32_t*>(&p)[word];
+    }
+    if (threadIdx.x == kFirst) hooks_of_launch() = &hooks;
+  }
+  // What those functions begin with.
   static __device__ Cta again() {
-    const Stretch& known = stretch_of_cta();
-    return {*known.params, *static_cast<const typename S::HookParams*>(known.hooks)};
+    return {*reinterpret_cast<const AttentionParams*>(shared_memory + S::kParamsAt),
+            *static_cast<const typename S::HookParams*>(hooks_of_launch())};
   }
 
   // The grid is [stretches][lockstep], x first, so that workers in lockstep lie side by side.
@@ -94,7 +99,11 @@ struct Cta {
   // The kv head that the worker computes for a head of the line.
   static __device__ int32_t kv_head(int32_t head) { return head * lockstep() + static_cast<int32_t>(blockIdx.x); }
 
-  __device__ PlanView<const int32_t> plan() const { return {anew(p.plan), static_cast<int32_t>(gridDim.y)}; }
+  __device__ PlanView<const int32_t> plan() const {
+    const int32_t* const plan = anew(p.plan);
+    const PlanHeader& header = *reinterpret_cast<const PlanHeader*>(plan);
+    return {plan, static_cast<int32_t>(gridDim.y), header.num_requests, header.tile_capacity};
+  }
   __device__ const Stretch& stretch() const { return stretch_of_cta(); }
   // Of a piece that is not whole.
   __device__ const Split& split_of(const Piece& piece) const {
@@ -129,6 +138,9 @@ struct Cta {
  private:
   static_assert(sizeof(Split) == kSplitBytes, "kSplitBytes is that of a Split");
   static __device__ Split* splits() { return reinterpret_cast<Split*>(shared_memory + S::kSplitsAt); }
+  static __device__ const void*& hooks_of_launch() {
+    return *reinterpret_cast<const void**>(shared_memory + S::kHooksAt);
+  }
   static __device__ Stretch& stretch_of_cta() {
     static_assert(sizeof(Stretch) <= kStretchBytes, "kStretchBytes holds a Stretch");
     return *reinterpret_cast<Stretch*>(shared_memory + S::kStretchAt);

@@ -204,7 +204,7 @@ __global__ void finish_kernel(const __grid_constant__ FinishParams p,
     const int32_t middle = (low + high) / 2;
     (plan.qo_indptr()[middle] <= token ? low : high) = middle;
   }
-  const Request request(p.layout, plan.qo_indptr(), low);
+  const Request request(p.layout, plan.qo_indptr().data(), low);
   const int32_t query = token - request.first_token;
   const Epilogue<S> end{hooks, p.out, p.lse, header.num_qo_heads};
   for (int32_t q_head = threadIdx.x / 32; q_head < header.num_qo_heads; q_head += S::kWarps) {

@@ -113,7 +113,7 @@ struct Loader {
   __device__ __forceinline__ Token token_of(const Work<S>& work, int32_t tile) const {
     const int32_t slot = tile * S::kTileKv + cta.warp() * S::kSlice + cta.lane() % S::kSlice;
     const int32_t seen = max(min(slot, work.any.end - 1), work.any.begin);
-    const int32_t entry = cta.p.block_size.divide(seen);
+    const int32_t entry = cta.p.by_block_size.divide(seen);
     return {entry, seen - entry * static_cast<int32_t>(cta.p.layout.block_size), slot == seen};
   }
 
@@ -190,7 +190,7 @@ struct Loader {
                                              int group) const {
     const CacheTensor& cache = cta.p.k;
     const int32_t slot = slice + group * 16;
-    const int32_t entry = cta.p.block_size.divide(slot);
+    const int32_t entry = cta.p.by_block_size.divide(slot);
     const uint32_t page = load_shared(shared_address(cta.page_ids(place)) + group * 64);
     const uint32_t lane = cta.lane();
     const uint32_t row = lane / kChunks<S::kDim>;

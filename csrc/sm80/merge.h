@@ -10,15 +10,21 @@
 namespace attnloom {
 namespace sm80 {
 
-// The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs.
+// The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs. Rows are counted over all slots, in 32
+// bits.
 template <typename S>
-__device__ float* partial_values(const Cta<S>& cta, int32_t slot) {
-  return cta.p.arena + static_cast<int64_t>(slot) * cta.p.tile_q * S::kDimV;
-}
-template <typename S>
-__device__ float* partial_lses(const Cta<S>& cta, int32_t slot) {
-  return cta.p.arena + (static_cast<int64_t>(cta.p.num_workers) * 2 * S::kDimV + slot) * cta.p.tile_q;
-}
+struct Partials {
+  static constexpr int kQuads = S::kDimV / 4;
+  const AttentionParams& p;
+
+  __device__ int32_t first_row(int32_t slot) const { return slot * p.tile_q; }
+  __device__ float4* quad(int32_t row, int32_t index) const {  // of row `row` and those behind it
+    return reinterpret_cast<float4*>(p.arena) + (row * kQuads + index);
+  }
+  __device__ float* lses() const {
+    return anew(p.arena + static_cast<int64_t>(2 * p.num_workers * p.tile_q) * S::kDimV);
+  }
+};
 
 // Rows of a warp's output to shared memory, as float32: those of kHalves halves of 8 from `half` on.
 template <typename S, int kHalves>
@@ -55,10 +61,11 @@ struct PieceOutput {
     if (S::kAlike || work.piece.whole()) {
       OutputTile<S>{cta, work, first, waiting}.put(row, quad, value, lse);
     } else {
-      const int32_t slot = partial_slot(cta.worker(), work.piece.opens);
-      *reinterpret_cast<float4*>(partial_values(cta, slot) + (first + row) * S::kDimV + quad * 4) = value;
+      const Partials<S> partials{cta.p};
+      const int32_t at = partials.first_row(partial_slot(cta.worker(), work.piece.opens)) + first + row;
+      *partials.quad(at, quad) = value;
       // Without softmax a state's LSE says no more than that it is there.
-      if (quad == 0) partial_lses(cta, slot)[first + row] = S::Variant::kSoftmax ? lse : 0.0f;
+      if (quad == 0) partials.lses()[at] = S::Variant::kSoftmax ? lse : 0.0f;
     }
   }
   __device__ void transform(int first, float* waiting, int count, int thread, int threads) const {
@@ -98,7 +105,7 @@ struct Merge {
 
   const Cta<S>& cta;
   const Work<S>& work;
-  const Split& split;
+  const Split split;
   float* room;  // a stage that nobody uses
 
   __device__ void run() const {
@@ -115,18 +122,36 @@ struct Merge {
   }
 
  private:
-  // Of piece `nth` in the arena.
-  __device__ __forceinline__ int32_t slot(int32_t nth) const {
-    return partial_slot(cta.peer(split.opener) + nth * cta.lockstep(), nth == 0);
-  }
+  // Where the state of piece `nth` begins in the arena: partial_slot() of neighbours that lie `lockstep` workers apart,
+  // of which only the first opens the item.
+  struct Places {
+    int32_t first;
+    int32_t step;
+    int32_t last;
+
+    __device__ explicit Places(const Merge& of)
+        : first(2 * of.cta.peer(of.split.opener) * of.cta.p.tile_q),
+          step(2 * of.cta.lockstep() * of.cta.p.tile_q),
+          last(first + (of.split.count - 1) * step) {}
+    // Of the last piece where there are fewer. Made anew: sixteen of them would be kept from round to round.
+    __device__ __forceinline__ int32_t of_piece(int32_t nth, int32_t tile_q) const {
+      return min(max(first + nth * anew(step), first + tile_q), last);
+    }
+  };
 
   // A stretch without work inside the item has left nothing, and nobody but this CTA looks at its slots: they become
   // states that saw no key.
   __device__ void fill_gaps() const {
-    for (int32_t nth = 0; nth < split.count; ++nth) {
+    const Partials<S> partials{cta.p};
+    const Places places(*this);
+#pragma unroll 1
+    for (int32_t nth = 1; nth < split.count; ++nth) {
       if (cta.plan().has_work(split.opener + nth)) continue;
-      for (int row = thread_anew(); row < work.rows; row += S::kThreads) {
-        partial_lses(cta, slot(nth))[row] = ATTNLOOM_NEG_INF;
+      const int32_t at = places.of_piece(nth, cta.p.tile_q);
+#pragma unroll 1
+      for (int index = thread_anew(); index < work.rows * kQuads; index += S::kThreads) {
+        *partials.quad(at, index) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (index < work.rows) partials.lses()[at + index] = ATTNLOOM_NEG_INF;
       }
     }
     __syncthreads();
@@ -135,6 +160,10 @@ struct Merge {
   __device__ __forceinline__ void merge_rows(int from, int rows) const {
     const int all = rows * kQuads;
     const OutputTile<S> tile{cta, work, from, room};
+    const Partials<S> partials{cta.p};
+    const float* const lses = partials.lses();
+    const Places places(*this);
+    const int32_t tile_q = cta.p.tile_q;
 #pragma unroll 1
     for (int begin = thread_anew(); begin < all; begin += kRows * S::kThreads) {
       float4 merged[kRows];
@@ -154,14 +183,12 @@ struct Merge {
         float lse[kRows][kPieces];
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          const int32_t of = slot(min(piece + i, split.count - 1));
-          const float* values = partial_values(cta, of) + from * S::kDimV;
-          const float* lses = partial_lses(cta, of) + from;
+          const int32_t row = places.of_piece(piece + i, tile_q) + from;
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             const int index = min(begin + r * S::kThreads, all - 1);
-            value[r][i] = __ldcg(reinterpret_cast<const float4*>(values) + index);
-            lse[r][i] = __ldcg(lses + index / kQuads);
+            value[r][i] = __ldcg(partials.quad(row, index));
+            lse[r][i] = __ldcg(lses + (row + index / kQuads));
           }
         }
 #pragma unroll
@@ -181,7 +208,7 @@ struct Merge {
           for (int i = 0; i < kPieces; ++i) {
             const float weight = fast_exp2(lse[r][i] - shift);
             sum[r] += weight;
-            if (weight != 0.0f) add_quad(merged[r], weight, value[r][i]);
+            add_quad(merged[r], weight, value[r][i]);
           }
         }
       }

@@ -11,16 +11,22 @@
 namespace attnloom {
 namespace sm80 {
 
-// Pieces from `first` on. All lanes of one warp together. Not inlined: it is long, and called once a batch.
+// Pieces from `first` on. All lanes of one warp together.
 template <typename S>
-__device__ __noinline__ void make_pieces(int32_t first) {
-  const Cta<S> cta = Cta<S>::again();
+__device__ __forceinline__ void make_pieces(const Cta<S>& cta, PlanView<const int32_t> plan, const Stretch& stretch,
+                                            int32_t first) {
   const int32_t piece = first + cta.lane();
-  if (cta.lane() < S::kBatch && piece < cta.stretch().pieces) {
+  if (cta.lane() < S::kBatch && piece < stretch.pieces) {
     Work<S> made;
-    made.set(cta, cta.stretch().piece(cta.plan(), piece));
+    made.set(cta, plan, stretch.piece(cta.p, plan, piece));
     cta.work(piece) = made;
   }
+}
+// The same later: not inlined, since it is long and called once a batch.
+template <typename S>
+__device__ __noinline__ void make_later_pieces(int32_t first) {
+  const Cta<S> cta = Cta<S>::again();
+  make_pieces(cta, cta.plan(), cta.stretch(), first);
 }
 
 // How far before its first piece is computed a batch is there; it is made earlier, so that a barrier lies between.
@@ -39,7 +45,7 @@ template <typename S>
 __device__ __forceinline__ void look_ahead(const Cta<S>& cta, int32_t piece) {
   if (piece % S::kBatch != kMakeAt || cta.warp() != 0) return;
   const int32_t next = (piece / S::kBatch + 1) * S::kBatch;
-  if (next < cta.stretch().pieces) make_pieces<S>(next);
+  if (next < cta.stretch().pieces) make_later_pieces<S>(next);
 }
 
 }  // namespace sm80

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/params.h"
 #include "sm80/element.h"
 
 namespace attnloom {
@@ -16,7 +17,7 @@ namespace sm80 {
 
 constexpr int kWorkBytes = 136;    // of a Work (work.h): 34 words, so that lanes that write one each meet other banks
 constexpr int kLoaderBytes = 64;   // of a Loader::State (loader.h)
-constexpr int kStretchBytes = 48;  // of a Stretch (cta.h)
+constexpr int kStretchBytes = 32;  // of a Stretch (cta.h)
 constexpr int kSplitBytes = 12;    // of a Split (cta.h)
 
 constexpr int round_up(int value, int to) { return (value + to - 1) / to * to; }
@@ -90,7 +91,9 @@ struct Shape {
   static constexpr int kTotalsAt = kPagesAt + 2 * (kShortStages - 1) * kTileKv * 4;
   static constexpr int kFlagAt = kTotalsAt + (kTall ? kThreads * kFragments * 8 : 0);
   static constexpr int kStretchAt = kFlagAt + 16;
-  static constexpr int kSplitsAt = kStretchAt + kStretchBytes;
+  static constexpr int kParamsAt = kStretchAt + kStretchBytes;
+  static constexpr int kHooksAt = kParamsAt + round_up(sizeof(AttentionParams), 8);
+  static constexpr int kSplitsAt = round_up(kHooksAt + 8, 16);
   static constexpr int kWorksAt = kSplitsAt + round_up(2 * kSplitBytes, 16);
   static constexpr int kSeenAt = kWorksAt + kTable * kWorkBytes;
   static constexpr int kLoadersAt = kSeenAt + (kTall ? kWarps * 16 : 0);

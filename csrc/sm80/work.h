@@ -44,31 +44,29 @@ struct Work {
   __device__ bool tall() const { return S::kAlike || rows > S::kShortRows; }
 
   // A thread makes it by itself.
-  __device__ void set(const Cta<S>& cta, const Piece& of) {
+  __device__ void set(const Cta<S>& cta, PlanView<const int32_t> plan, const Piece& of) {
     static_assert(sizeof(Work<S>) <= kWorkBytes, "kWorkBytes holds a Work");
     const LayoutTensors& layout = cta.p.layout;
-    const PlanView<const int32_t> plan = cta.plan();
-    const int32_t group = cta.p.group;
     piece = of;
-    // In decode tile i is mostly request i: what is known of the request comes with what is known of the tile then.
-    const int32_t guess = min(piece.tile, plan.header().num_requests - 1);
-    take(Request(layout, plan.qo_indptr(), guess));
     request = plan.tile_request()[piece.tile];
     row = plan.tile_row()[piece.tile];
     rows = plan.tile_rows()[piece.tile];
-    if (request != guess) take(Request(layout, plan.qo_indptr(), request));
-    first = {row / group, row % group};
+    // In decode tile i is mostly request i: what is known of the request comes with what is known of the tile then.
+    const int32_t guess = min(piece.tile, plan.num_requests - 1);
+    take(Request(layout, plan.qo_indptr().data(), guess));
+    if (request != guess) take(Request(layout, plan.qo_indptr().data(), request));
+    first.query = cta.p.by_group.divide(row);
+    first.head = row - first.query * cta.p.group;
     head = cta.kv_head(piece.head);
     keys = head_of(cta.p.k);
     values = head_of(cta.p.v);
-    see(cta);
+    see(cta, plan.header());
   }
 
   // Row `index` of the query tile.
   __device__ __forceinline__ Folded folded(const Cta<S>& cta, int index) const {
-    static_assert((S::kTallRows + 128) * 128 < 1 << 16, "a row past the first's query, times a group of 128");
     const int32_t past = first.head + index;
-    const int32_t queries = past * cta.p.group_inverse >> 16;
+    const int32_t queries = cta.p.by_group.divide(past);
     return {first.query + queries, past - queries * cta.p.group};
   }
   // Rows [from, from + count) of the query tile, as the masks see them.
@@ -88,12 +86,12 @@ struct Work {
   }
 
   __device__ const char* head_of(const CacheTensor& cache) const {
-    return static_cast<const char*>(cache.data) +
-           head * cache.stride_head * static_cast<int64_t>(sizeof(typename S::Kv));
+    // Strides fit into 32 bits, and products of them into 64.
+    return multiply_add(head, static_cast<int32_t>(cache.stride_head) * static_cast<int32_t>(sizeof(typename S::Kv)),
+                        cache.data);
   }
 
-  __device__ void see(const Cta<S>& cta) {
-    const PlanHeader& header = cta.plan().header();
+  __device__ void see(const Cta<S>& cta, const PlanHeader& header) {
     const QueryTile tile = queries(cta);
     any = {0, kv_len};
     band_free = mask_free = {0, 0};

@@ -40,7 +40,7 @@ def test_every_field(path: Callable[[Kernel], DirectPath]) -> None:
     assert got.plan == plan.buffer.data_ptr()
     assert (got.sm_scale, got.k_scale, got.v_scale) == SCALES
     assert (got.unfinished, got.num_workers, got.stream, got.hook_params) == (0, 9, 77, 4096)
-    assert (got.tile_q, got.group, got.group_inverse) == (32, 2, 32768)
+    assert (got.tile_q, got.group) == (32, 2)
     assert (got.lockstep, got.line_heads) == (1, 2)
     for cache, tensor in ((got.k, k), (got.v, v)):
         assert (cache.unit, cache.units_block, cache.units_slot) == (128 * tensor.element_size(), 32, 1)
