@@ -127,7 +127,7 @@ class AttentionParams(_Struct):
         ("line_heads", c_int32),
         ("lockstep", c_int32),
         ("values_behind_keys", c_int64),
-        ("slices_at_once", c_int32),
+        ("caches_alike", c_int32),
         ("stream", c_void_p),
     ]
 

@@ -88,9 +88,10 @@ struct AttentionParams {
   int32_t group;       // query heads of a kv head
   int32_t line_heads;  // heads of the plan's line: kv heads / lockstep
   int32_t lockstep;    // of the plan
-  // For the launch itself: 16 tokens of one block of both caches lie alike, `values_behind_keys` bytes apart.
+  // For the launch itself: whether a token lies alike in both caches, `values_behind_keys` bytes apart, and slots have
+  // no positions of their own.
   int64_t values_behind_keys;
-  int32_t slices_at_once;
+  int32_t caches_alike;
   void* stream;
 };
 

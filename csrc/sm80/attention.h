@@ -110,7 +110,7 @@ int32_t run_attention(const AttentionParams& params) {
   const CacheTensor& v = params.v;
   const bool alike = k.unit == v.unit && k.units_block == v.units_block && k.units_slot == v.units_slot &&
                      k.stride_head == v.stride_head;
-  launched.slices_at_once = alike && k.slot_bytes != 0 && params.layout.positions == nullptr;
+  launched.caches_alike = alike && params.layout.positions == nullptr;
   launched.values_behind_keys = static_cast<const char*>(v.data) - static_cast<const char*>(k.data);
   const dim3 grid(params.lockstep, params.num_workers / params.lockstep);
   launch(attention_kernel<S>, grid, S::kThreads, S::kSharedBytes, params.stream, launched,

@@ -139,8 +139,13 @@ struct Loader {
     const Work<S>& work = cta.work(copied.piece);
     if constexpr (kWholeRows<S::kDim> && S::kDim == S::kDimV) {
       const int32_t first = copied.tiles.tile * S::kTileKv + static_cast<int32_t>(cta.warp()) * S::kSlice;
-      if (cta.p.slices_at_once && first >= work.any.begin && first + S::kSlice <= work.any.end) {
-        for (int group = 0; group < S::kGroups; ++group) copy_group(work, first, place, stage, group);
+      if (cta.p.caches_alike && first >= work.any.begin && first + S::kSlice <= work.any.end) {
+        if (cta.p.k.slot_bytes != 0) {
+#pragma unroll
+          for (int group = 0; group < S::kGroups; ++group) copy_group(work, first, place, stage, group);
+        } else {
+          copy_tokens(work, first, place, stage);
+        }
         return;
       }
     }
@@ -184,8 +189,27 @@ struct Loader {
   template <int kWidth>
   static constexpr int kRows = 32 / kChunks<kWidth>;
 
-  // Group `group` of the slice from token `slice` on: 16 tokens that all are seen and lie one after the other in a
-  // block, in caches that are laid out alike.
+  // The slice from token `slice` on, of tokens that all are seen, in caches that are laid out alike.
+  __device__ __forceinline__ void copy_tokens(const Work<S>& work, int32_t slice, int place, int stage) const {
+    const CacheTensor& cache = cta.p.k;
+    const int32_t slot = slice + cta.lane() % S::kSlice;
+    const int32_t entry = cta.p.by_block_size.divide(slot);
+    const uint32_t page = load_shared(shared_address(cta.page_ids(place)) + cta.lane() % S::kSlice * 4);
+    const uint32_t offset = slot - entry * static_cast<int32_t>(cta.p.layout.block_size);
+    const uint32_t keys = shared_address(cta.slice(stage, cta.warp()));
+    const uint32_t values = keys + S::kSlice * S::kPitchK;
+    const char* const from_k = work.keys;
+    const char* const from_v = work.values;
+    for_chunks<S::kDim>(page * cache.units_block + offset * cache.units_slot,
+                        [&](uint32_t at, int copy, int row, int chunk) {
+                          copy_async(place_of<S::kDim, S::kPitchK>(keys, copy, row, chunk),
+                                     multiply_add(at, cache.unit, from_k + chunk * 16));
+                          copy_async(place_of<S::kDimV, S::kPitchV>(values, copy, row, chunk),
+                                     multiply_add(at, cache.unit, from_v + chunk * 16));
+                        });
+  }
+
+  // The same for group `group` of a slice, 16 tokens that lie one after the other in a block.
   __device__ __forceinline__ void copy_group(const Work<S>& work, int32_t slice, int place, int stage,
                                              int group) const {
     const CacheTensor& cache = cta.p.k;

@@ -100,8 +100,8 @@ struct Merge {
   static constexpr int kBlock = S::Variant::kHasOutputTransform ? 16 : S::kTallRows;
   static_assert(!S::Variant::kHasOutputTransform || kBlock * S::kPitchOut * 4 <= S::kStageBytes, "a stage has room");
   // As many loads at once as hide the L2 and registers have room for: rows of a thread, and pieces of each.
-  static constexpr int kRows = S::kTall ? 4 : 1;
-  static constexpr int kPieces = S::kTall ? 4 : (S::kCtasPerSm < 4 ? 16 : 8);
+  static constexpr int kRows = S::kTall ? 8 : 1;
+  static constexpr int kPieces = S::kTall ? 2 : (S::kCtasPerSm < 4 ? 16 : 8);
 
   const Cta<S>& cta;
   const Work<S>& work;
