@@ -11,6 +11,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 from report import Row, Target, arguments, publish
@@ -26,7 +27,7 @@ HEADS = (32, 8)
 PAGE = 16
 # A GPU's decode is bound by bytes: rows are free, an item as much as half a KV tile.
 GPU_KEY = PlanKey(*HEADS, 16, 128, 64, None, 0, torch.device("cpu"))
-GPU_COSTS = Costs(item=8, kv_tile=16, row=0)
+GPU_COSTS = Costs(item=8, item_row=0, kv_tile=16, row=0)
 CPU_TILES = CPU.tiles
 CPU_KEY = PlanKey(*HEADS, CPU_TILES.tile_q_short, CPU_TILES.tile_q, CPU_TILES.tile_kv, None, 0, torch.device("cpu"))
 SEEDS = range(10)
@@ -66,7 +67,13 @@ def scan_alone(plan: Plan, indptr: torch.Tensor, lengths: torch.Tensor) -> Calla
     costs = plan.costs
     header = PlanHeader.from_buffer_copy(plan.buffer[:PLAN_HEADER_WORDS].numpy().tobytes())
     params = PlanParams(
-        indptr.data_ptr(), lengths.data_ptr(), plan.buffer.data_ptr(), costs.item, costs.kv_tile, costs.row
+        indptr.data_ptr(),
+        lengths.data_ptr(),
+        plan.buffer.data_ptr(),
+        costs.item,
+        costs.item_row,
+        costs.kv_tile,
+        costs.row,
     )
     scan = host_module().attnloom_plan_scan
 
@@ -109,12 +116,11 @@ def time_rows(seconds: float) -> list[Row]:
 
 
 def worker_costs(plan: Plan) -> list[int]:
-    """Cost of each worker's pieces by the cost model; every piece of a split item pays the item's fixed part."""
+    """Cost of each worker's pieces by the cost model; every piece of an item pays what one costs beside KV tiles."""
     rows = plan.tile_rows.tolist()
     costs = [0] * plan.num_workers
     for piece in plan.pieces():
-        unit = plan.costs.kv_tile + plan.costs.row * rows[piece.tile]
-        costs[piece.worker] += plan.costs.item + (piece.kv_end - piece.kv_begin) * unit
+        costs[piece.worker] += plan.costs.of(rows[piece.tile], piece.kv_end - piece.kv_begin)
     return costs
 
 
@@ -132,11 +138,10 @@ def balance_rows() -> list[Row]:
             mean = float(executed.sum()) / WORKERS
             tiles.append((int(executed.max()) / mean, int(yardstick.worker_tiles.max()) / mean))
             # Both over the same ideal: every item whole, nothing split, an equal share for each worker.
-            rows_of, kv_tiles = plan.tile_rows.long(), plan.tile_kv_tiles.long()
-            whole = costs.item + kv_tiles * (costs.kv_tile + costs.row * rows_of)
-            ideal = int(whole.sum()) * key.num_kv_heads / WORKERS
+            whole = map(costs.of, plan.tile_rows.tolist(), plan.tile_kv_tiles.tolist())
+            ideal = sum(whole) * key.num_kv_heads / WORKERS
             cost.append((max(worker_costs(plan)) / ideal, yardstick.makespan / ideal))
-        detail = {"item": costs.item, "kv_tile": costs.kv_tile, "row": costs.row, "orders": len(SEEDS)}
+        detail = {**asdict(costs), "orders": len(SEEDS)}
         for what, pairs, target in (
             ("busiest / mean, executed tiles", tiles, Target("ours", 1.03, "x")),
             ("makespan / ideal, cost model", cost, Target("ratio", 1.0)),

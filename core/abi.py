@@ -229,6 +229,7 @@ class PlanParams(_Struct):
         ("kv_lens", c_void_p),
         ("plan", c_void_p),
         ("cost_item", c_int32),
+        ("cost_item_row", c_int32),
         ("cost_kv_tile", c_int32),
         ("cost_row", c_int32),
         ("visible", c_void_p),

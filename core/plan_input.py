@@ -184,6 +184,7 @@ class PlanInput(NamedTuple):
             self.kv_lens.data_ptr(),
             buffer.data_ptr(),
             self.costs.item,
+            self.costs.item_row,
             self.costs.kv_tile,
             self.costs.row,
             visible,

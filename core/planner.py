@@ -145,6 +145,7 @@ def plan_algorithm1(plan: Plan) -> Algorithm1Schedule:
     """
     tiles = torch.empty(plan.num_workers, dtype=torch.int64)
     cost = torch.empty(plan.num_workers, dtype=torch.int64)
-    params = PlanParams(None, None, plan.buffer.data_ptr(), plan.costs.item, plan.costs.kv_tile, plan.costs.row)
+    costs = plan.costs
+    params = PlanParams(None, None, plan.buffer.data_ptr(), costs.item, costs.item_row, costs.kv_tile, costs.row)
     chunks = host_module().attnloom_plan_algorithm1(ctypes.byref(params), tiles.data_ptr(), cost.data_ptr())
     return Algorithm1Schedule(chunks, tiles, cost)

@@ -35,17 +35,25 @@ MAX_GROUP = 128
 
 @dataclass(frozen=True)
 class Costs:
-    """What an item costs, in integer units of one family: ``item + kv_tiles * (kv_tile + row * rows)``.
+    """What an item costs, in integer units of one family.
+
+    ``item + item_row * rows + kv_tiles * (kv_tile + row * rows)``, for a query tile of so many folded rows.
 
     Attributes:
-        item: loading Q, writing the row or a partial state; at least 1.
+        item: what it takes beside its KV tiles, whatever its rows; at least 1.
+        item_row: loading a folded row of Q, writing it or its partial state.
         kv_tile: reading one KV tile.
         row: computing one folded row on one KV tile.
     """
 
     item: int
+    item_row: int
     kv_tile: int
     row: int
+
+    def of(self, rows: int, kv_tiles: int) -> int:
+        """Of an item, or of a piece of one: each loads its rows and writes them or their states."""
+        return self.item + self.item_row * rows + kv_tiles * (self.kv_tile + self.row * rows)
 
 
 @dataclass(frozen=True)
@@ -105,13 +113,13 @@ class Family:
 CPU = Family(
     "cpu",
     (torch.float32, torch.bfloat16, torch.float16),
-    Tiles(tile_q_short=96, tile_q=96, tile_kv=64, costs=Costs(item=400, kv_tile=1500, row=250)),
+    Tiles(tile_q_short=96, tile_q=96, tile_kv=64, costs=Costs(item=400, item_row=0, kv_tile=1500, row=250)),
 )
 
 # csrc/sm80/shape.h compiles these tiles in. Costs are in 256ths of a KV tile of decode, where reading KV is all that
-# takes time; on a tall query tile it takes the tensor cores three times as long beside CTAs that decode
-# (benchmarks/NOTES.md).
-_SM80_COSTS = Costs(item=640, kv_tile=256, row=4)
+# takes time; on a tall query tile it takes the tensor cores three times as long beside CTAs that decode. An item takes
+# two and a half KV tiles of decode, or two of its own on a tall query tile (benchmarks/NOTES.md).
+_SM80_COSTS = Costs(item=640, item_row=8, kv_tile=256, row=4)
 SM80 = Family(
     "sm80",
     (torch.bfloat16, torch.float16),

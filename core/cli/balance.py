@@ -86,12 +86,12 @@ def balance(plan: Plan, kv_lens: Sequence[int], *, head_dim: int, element_bytes:
         head_dim: of keys and values.
         element_bytes: of an element of q, the caches and the output.
     """
-    key, costs = plan.key, plan.costs
+    key = plan.key
     requests, rows, kv_tiles = plan.tile_request.tolist(), plan.tile_rows.tolist(), plan.tile_kv_tiles.tolist()
     workers: list[list[WorkerPiece]] = [[] for _ in range(plan.num_workers)]
     partial_rows = 0
     for piece in plan.pieces():
-        cost = costs.item + (piece.kv_end - piece.kv_begin) * (costs.kv_tile + costs.row * rows[piece.tile])
+        cost = plan.costs.of(rows[piece.tile], piece.kv_end - piece.kv_begin)
         whole = piece.kv_begin == 0 and piece.kv_end == kv_tiles[piece.tile]
         workers[piece.worker].append(WorkerPiece(piece, requests[piece.tile], cost, whole))
         partial_rows += 0 if whole else rows[piece.tile]

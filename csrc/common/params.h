@@ -151,7 +151,8 @@ struct PlanParams {
   const int32_t* qo_indptr;  // [num_requests + 1]
   const int32_t* kv_lens;    // [num_requests]
   int32_t* plan;             // plan_words(...) words
-  int32_t cost_item;
+  int32_t cost_item;         // planner/scan.h: CostModel
+  int32_t cost_item_row;
   int32_t cost_kv_tile;
   int32_t cost_row;
   void* visible;                // planner/scan.h: VisibleHook, or null

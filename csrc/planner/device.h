@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     planner_kernel(const __grid_constant__ PlanParams params, const __grid_constant__ PlanHeader header,
                    const __grid_constant__ HookParams hooks) {
   __shared__ Shared shared;
-  PlanInput in{params.qo_indptr, params.kv_lens, {params.cost_item, params.cost_kv_tile, params.cost_row},
-               nullptr,          nullptr,        params.block_mask};
+  const CostModel cost{params.cost_item, params.cost_item_row, params.cost_kv_tile, params.cost_row};
+  PlanInput in{params.qo_indptr, params.kv_lens, cost, nullptr, nullptr, params.block_mask};
   if constexpr (Variant::kHasVisible) {
     in.visible = visible_of<Variant, HookParams>;
     in.hook_params = reinterpret_cast<const uint64_t*>(&hooks);

@@ -12,7 +12,9 @@ using namespace attnloom;
 
 namespace {
 
-CostModel cost_of(const PlanParams& params) { return {params.cost_item, params.cost_kv_tile, params.cost_row}; }
+CostModel cost_of(const PlanParams& params) {
+  return {params.cost_item, params.cost_item_row, params.cost_kv_tile, params.cost_row};
+}
 
 PlanInput input_of(const PlanParams& params) {
   return {params.qo_indptr,   params.kv_lens,   cost_of(params), reinterpret_cast<VisibleHook>(params.visible),

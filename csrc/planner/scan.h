@@ -14,11 +14,12 @@
 
 namespace attnloom {
 
-// Cost of an item, in arbitrary integer units: item + kv_tiles * (kv_tile + row * rows). `item` >= 1.
+// Cost of an item, in arbitrary integer units: item + item_row * rows + kv_tiles * (kv_tile + row * rows). `item` >= 1.
 struct CostModel {
-  int32_t item;     // loading Q, writing the output or a partial state
-  int32_t kv_tile;  // reading one KV tile
-  int32_t row;      // computing one folded row on one KV tile
+  int32_t item;      // what an item takes beside its KV tiles, whatever its rows
+  int32_t item_row;  // loading a folded row of Q, writing it or its partial state
+  int32_t kv_tile;   // reading one KV tile
+  int32_t row;       // computing one folded row on one KV tile
 };
 
 // The range of slots that a variant declares visible to a query tile; a module with such a hook exports one.
@@ -83,8 +84,13 @@ ATTNLOOM_HD int64_t unit_cost(const CostModel& cost, int32_t rows) {
   return cost.kv_tile + static_cast<int64_t>(cost.row) * rows;
 }
 
+// Of an item beside its KV tiles.
+ATTNLOOM_HD int64_t fixed_cost(const CostModel& cost, int32_t rows) {
+  return cost.item + static_cast<int64_t>(cost.item_row) * rows;
+}
+
 ATTNLOOM_HD int64_t item_cost(const CostModel& cost, int32_t rows, int32_t kv_tiles) {
-  return cost.item + kv_tiles * unit_cost(cost, rows);
+  return fixed_cost(cost, rows) + kv_tiles * unit_cost(cost, rows);
 }
 
 // With bounded room for the states of chunks (PlanHeader::chunk_room): a cut at `kv` inside an item of `kv_tiles`
@@ -134,7 +140,7 @@ ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cos
   const int64_t unit = unit_cost(cost, rows) * step;
   const int32_t head = static_cast<int32_t>((position - prefix[low]) / each);
   const int64_t into = position - prefix[low] - head * each;
-  const int64_t past = into - cost.item + unit / 2;
+  const int64_t past = into - fixed_cost(cost, rows) + unit / 2;
   bool next = false;
   int32_t kv = 0;
   if (whole) {

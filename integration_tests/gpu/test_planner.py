@@ -75,7 +75,9 @@ class Batch:
         self.key = PlanKey(group * kv_heads, kv_heads, *tiles, left, right, device(), "", chunk)
         self.lockstep = rng.choice([1, kv_heads])
         self.num_workers = self.lockstep * rng.choice([1, 2, 33, 132, 264])
-        self.costs = Costs(rng.randint(1, 500), rng.randint(0, 300), rng.randint(1, 20))
+        self.costs = Costs(
+            rng.randint(1, 500), rng.choice([0, rng.randint(1, 20)]), rng.randint(0, 300), rng.randint(1, 20)
+        )
         self.positions = rng.random() < 0.1
         self.slack = rng.choice([0, 0, rng.randint(0, 500)])
 

@@ -25,14 +25,18 @@ class Tile:
 @dataclass(frozen=True)
 class Costs:
     item: int
+    item_row: int
     kv_tile: int
     row: int
+
+    def beside(self, tile: Tile) -> int:
+        return self.item + self.item_row * tile.rows
 
     def unit(self, tile: Tile) -> int:
         return self.kv_tile + self.row * tile.rows
 
     def whole(self, tile: Tile) -> int:
-        return self.item + len(tile.kv_tiles) * self.unit(tile)
+        return self.beside(tile) + len(tile.kv_tiles) * self.unit(tile)
 
 
 def visible_kv_tiles(
@@ -82,8 +86,9 @@ def starts(
 
     The line of work is every tile, in it every head (a kv head, or a group of them that workers run in lockstep).
     Stretch s begins at the fraction s / stretches of the line's cost. That moves to the nearest border between items,
-    if no stretch is then dearer than a fair share by more than two and a half times what an item costs besides its kv
-    tiles; else to the nearest border between kv tiles; with chunks, between as many tiles. A half moves to the later.
+    if no stretch is then dearer than a fair share by more than two and a half times what an item costs besides its rows
+    and kv tiles; else to the nearest border between kv tiles; with chunks, between as many tiles. A half moves to the
+    later.
 
     room: states of chunks that a stretch may leave, 0: any number. A stretch that begins inside an item leaves one for
     each chunk until it stops or the item ends, and one more there. Where that may be more than the room, the stretch
@@ -114,7 +119,7 @@ def starts(
         if items:
             index, head, tile = items[place]
             step = max(1, chunk)
-            into = target - borders[place] - costs.item
+            into = target - borders[place] - costs.beside(tile)
             border = step * floor(Fraction(into, step * costs.unit(tile)) + Fraction(1, 2))
             border = min(max(0, border), len(tile.kv_tiles))
             if room and 0 < border < len(tile.kv_tiles):

@@ -14,7 +14,7 @@ from tests.core import planner_oracle
 from tests.core.strategies import PlanCase
 
 TILE_Q_SHORT, TILE_Q, TILE_KV = 16, 32, 64
-COSTS = planner_oracle.Costs(item=20, kv_tile=50, row=3)
+COSTS = planner_oracle.Costs(item=20, item_row=2, kv_tile=50, row=3)
 
 
 def indptr(lens: Sequence[int]) -> torch.Tensor:
@@ -46,5 +46,5 @@ def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS, key: PlanKey | Non
         key,
         num_workers=case.num_workers,
         lockstep=case.lockstep,
-        costs=Costs(costs.item, costs.kv_tile, costs.row),
+        costs=Costs(costs.item, costs.item_row, costs.kv_tile, costs.row),
     )

@@ -23,12 +23,14 @@ def zipf_lengths(count: int, mean: int, seed: int) -> list[int]:
 
 
 def worker_costs(plan: Plan) -> list[int]:
-    """Cost of each worker's pieces by the cost model; an item's fixed part goes to each of its pieces."""
+    """Cost of each worker's pieces by the cost model; what an item costs beside KV tiles goes to each of its pieces."""
     rows = plan.tile_rows.tolist()
-    costs = [0] * plan.num_workers
+    found = [0] * plan.num_workers
+    costs = plan.costs
     for worker, tile, _, begin, end in plan.pieces():
-        costs[worker] += plan.costs.item + (end - begin) * (plan.costs.kv_tile + plan.costs.row * rows[tile])
-    return costs
+        beside = costs.item + costs.item_row * rows[tile]
+        found[worker] += beside + (end - begin) * (costs.kv_tile + costs.row * rows[tile])
+    return found
 
 
 def _plan(qo_lens: list[int], kv_lens: list[int], costs: Costs, tiles: tuple[int, int, int]) -> Plan:
@@ -65,14 +67,14 @@ def test_mixed_batch(seed: int) -> None:
     plan = _plan(qo_lens, kv_lens, tiles.costs, (tiles.tile_q_short, tiles.tile_q, 64))
     costs = worker_costs(plan)
     assert max(costs) <= 1.03 * sum(costs) / NUM_WORKERS
-    # A stretch's two ends are each rounded to half a KV tile of the dearest query tile.
-    rounding = plan.costs.item + plan.costs.kv_tile + plan.costs.row * int(plan.tile_rows.max())
+    # A stretch's two ends are each rounded to half a KV tile of the dearest query tile, and one lies inside an item.
+    rounding = plan.costs.of(int(plan.tile_rows.max()), 1)
     assert max(costs) <= plan_algorithm1(plan).makespan + rounding
 
 
 def test_algorithm1_schedules_the_same_tiles() -> None:
     """The yardstick is real: its longest chunk respects the bound and every tile is scheduled."""
-    plan = _plan([1] * 64, zipf_lengths(64, 2000, 1), Costs(1, 10, 1), (16, 64, 64))
+    plan = _plan([1] * 64, zipf_lengths(64, 2000, 1), Costs(1, 1, 10, 1), (16, 64, 64))
     schedule = plan_algorithm1(plan)
     assert schedule.worker_tiles.shape == (NUM_WORKERS,)
     assert int(schedule.worker_tiles.sum()) == 8 * int(plan.tile_kv_tiles.sum())

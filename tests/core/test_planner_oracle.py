@@ -41,7 +41,13 @@ def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
 @examples(12)
 @given(
     plan_cases(),
-    st.builds(planner_oracle.Costs, item=st.integers(1, 5000), kv_tile=st.integers(0, 300), row=st.integers(1, 20)),
+    st.builds(
+        planner_oracle.Costs,
+        item=st.integers(1, 5000),
+        item_row=st.one_of(st.just(0), st.integers(0, 100)),
+        kv_tile=st.integers(0, 300),
+        row=st.integers(1, 20),
+    ),
 )
 def test_the_same_integers(case: PlanCase, costs: planner_oracle.Costs) -> None:
     _same(case, costs)
@@ -49,7 +55,7 @@ def test_the_same_integers(case: PlanCase, costs: planner_oracle.Costs) -> None:
 
 @pytest.mark.parametrize("num_workers", [1, 5, 132, 1000])
 def test_hand_made_edges(num_workers: int) -> None:
-    costs = planner_oracle.Costs(item=7, kv_tile=3, row=1)
+    costs = planner_oracle.Costs(item=7, item_row=2, kv_tile=3, row=1)
     for qo_lens, kv_lens in (([], []), ([0], [0]), ([0, 0], [9, 0]), ([1], [0]), ([1] * 20, [0] * 20), ([1], [64])):
         _same(PlanCase(qo_lens, kv_lens, 4, 2, num_workers, None, 0), costs)
 
@@ -106,7 +112,8 @@ def test_room_for_the_states_of_chunks_is_bounded_on_a_gpu(case: PlanCase, room:
 
 def test_equal_cuts_of_one_long_decode() -> None:
     """One decode of 80 kv tiles over 8 workers: ten tiles each, the first a little fewer for loading Q."""
-    plan = scan(PlanCase([1], [80 * TILE_KV], 4, 1, 8, None, 0), planner_oracle.Costs(item=1, kv_tile=100, row=0))
+    costs = planner_oracle.Costs(item=1, item_row=0, kv_tile=100, row=0)
+    plan = scan(PlanCase([1], [80 * TILE_KV], 4, 1, 8, None, 0), costs)
     assert plan.worker_tiles().tolist() == [10] * 8
     assert plan.worker_kv.tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 0]
     assert plan.split_end.tolist() == [7] + [-1] * 7

@@ -24,7 +24,7 @@ def test_20000_requests() -> None:
         torch.tensor(kv_lens, dtype=torch.int32),
         key_of(32, 8),
         num_workers=132,
-        costs=Costs(20, 50, 3),
+        costs=Costs(20, 2, 50, 3),
     )
     assert plan.num_tiles == 20_000
     assert plan.tile_request.tolist() == list(range(20_000))
@@ -78,7 +78,7 @@ def test_a_very_long_request_does_not_overflow() -> None:
         torch.tensor([2_000_000], dtype=torch.int32),
         key_of(128, 8, tiles=(16, 128, 64)),
         num_workers=132,
-        costs=Costs(400, 1500, 250),
+        costs=Costs(400, 30, 1500, 250),
     )
     executed = plan.worker_tiles()
     assert (executed > 0).all()
@@ -102,7 +102,7 @@ def test_lengths_that_no_plan_can_take(qo_indptr: list[int], kv_lens: list[int],
             torch.tensor(kv_lens, dtype=torch.int32),
             key_of(8, 2),
             num_workers=4,
-            costs=Costs(1, 1, 1),
+            costs=Costs(1, 0, 1, 1),
         )
 
 
@@ -114,7 +114,7 @@ def test_no_workers(num_workers: int) -> None:
             torch.tensor([5], dtype=torch.int32),
             key_of(8, 2),
             num_workers=num_workers,
-            costs=Costs(1, 1, 1),
+            costs=Costs(1, 0, 1, 1),
         )
 
 
@@ -128,5 +128,5 @@ def test_lockstep_divides_workers_and_kv_heads(lockstep: int, num_workers: int) 
             key_of(8, 2),
             num_workers=num_workers,
             lockstep=lockstep,
-            costs=Costs(1, 1, 1),
+            costs=Costs(1, 0, 1, 1),
         )

@@ -45,7 +45,8 @@ def test_the_numbers_add_up(name: str, window: int | None) -> None:
     assert sum(each.piece.kv_end - each.piece.kv_begin for each in pieces) == found.kv_tiles
     for each in pieces:
         tiles = each.piece.kv_end - each.piece.kv_begin
-        assert each.cost == COSTS.item + tiles * (COSTS.kv_tile + COSTS.row * rows[each.piece.tile])
+        beside = COSTS.item + COSTS.item_row * rows[each.piece.tile]
+        assert each.cost == beside + tiles * (COSTS.kv_tile + COSTS.row * rows[each.piece.tile])
         assert each.request == int(plan.tile_request[each.piece.tile])
     # Each item is whole on one worker, or in parts that meet.
     items: dict[tuple[int, int], list[Any]] = {}

@@ -96,7 +96,7 @@ def plan_of(
     key = PlanKey(4, 2, 16, 32, 64, None, 0, DEVICE)
     mask = None if block_kinds is None else BlockMask(block_kinds, 64)
     buffer = torch.zeros(40, dtype=torch.int32)
-    return Plan(key, 3, 3, num_workers, lockstep, rows, 3, Costs(1, 1, 1), buffer, layout, mask)
+    return Plan(key, 3, 3, num_workers, lockstep, rows, 3, Costs(1, 0, 1, 1), buffer, layout, mask)
 
 
 def launch(
