@@ -52,7 +52,7 @@ def plan_for(
     if engine.variant.visible:
         values = engine.params.values(params, layout.num_rows)  # kept alive while a planner reads them
         ranges = DeclaredRange(engine.module, engine.params.pack(values))
-    given = PlanInput(qo_indptr, lengths, key, num_workers, engine.tiles.costs, lockstep, layout, ranges, block_mask)
+    given = PlanInput(qo_indptr, lengths, key, num_workers, engine.tiles.costs, lockstep, 0, layout, ranges, block_mask)
     if on_gpu:
         return plan_step(given, total_q=total_q, into=into, validate=engine.validate)
     plan = plan_on_host(given, tile_capacity=None if into is None else into.tile_capacity)

@@ -17,8 +17,9 @@ CostModel cost_of(const PlanParams& params) {
 }
 
 PlanInput input_of(const PlanParams& params) {
-  return {params.qo_indptr,   params.kv_lens,   cost_of(params), reinterpret_cast<VisibleHook>(params.visible),
-          params.hook_params, params.block_mask};
+  const auto visible = reinterpret_cast<VisibleHook>(params.visible);
+  return {params.qo_indptr, params.kv_lens,     cost_of(params),  params.lead,
+          visible,          params.hook_params, params.block_mask};
 }
 
 }  // namespace
