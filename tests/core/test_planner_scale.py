@@ -60,10 +60,12 @@ def test_the_tiles_do_not_depend_on_the_workers(case: PlanCase) -> None:
 @examples(2)
 @given(plan_cases())
 def test_doubling_the_workers_keeps_every_second_start(case: PlanCase) -> None:
-    """Worker w of W begins at the fraction w / W of the line, so worker 2w of 2W begins at the same place.
+    """Worker w of W begins where its share of the line does, so worker 2w of 2W begins at the same place.
 
-    Where both plans cut items, that is: how many workers there are also decides whether they do.
+    Where both plans cut items, that is: how many workers there are also decides whether they do. With a request as long
+    as the first one they do, unless there is one stretch.
     """
+    case = dataclasses.replace(case, qo_lens=[7, *case.qo_lens], kv_lens=[20_000, *case.kv_lens], left=None)
     some = scan(case)
     twice = scan(dataclasses.replace(case, num_workers=2 * case.num_workers))
     assume(all(bool((plan.worker_kv > 0).any()) for plan in (some, twice)))
