@@ -243,13 +243,17 @@ class DirectPath:
         """Whether a template serves another plan; if so, it is that plan's from now on."""
         layout = plan.layout
         numbers = template.numbers
-        if layout is None or (
-            plan.total_q,
-            plan.num_workers,
-            layout.block_size,
-            plan.key.tile_q,
-            plan.lockstep,
-        ) != numbers:
+        if (
+            layout is None
+            or (
+                plan.total_q,
+                plan.num_workers,
+                layout.block_size,
+                plan.key.tile_q,
+                plan.lockstep,
+            )
+            != numbers
+        ):
             return False
         check_plan(engine, plan)
         template.words[PLAN_AT] = words_of(plan)

@@ -29,8 +29,8 @@ _library = torch.library.Library("attnloom", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
     "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, Tensor? block_kinds, Tensor[] hook_tensors, "
-    # engine, num_workers, tile_q, lockstep, block_size, index_stride, unfinished, sm_scale, k_scale, v_scale, then the scalars of
-    # the variant: torch takes a fifth of a microsecond for an argument, and less for an entry of a list.
+    # engine, num_workers, tile_q, lockstep, block_size, index_stride, unfinished, sm_scale, k_scale, v_scale, then the
+    # scalars of the variant: torch takes a fifth of a microsecond for an argument, and less for an entry of a list.
     "Scalar[] numbers) -> ()"
 )
 _engines: dict[int, weakref.ref[Attention]] = {}  # a WeakValueDictionary takes four times as long to ask

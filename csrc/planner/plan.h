@@ -99,16 +99,16 @@ struct PlanView {
 
   // Arrays, in the order in which they lie; S is the number of stretches. A worker begins with its stretch, so those
   // arrays come first: a GPU, which knows S beforehand, finds them without waiting for the header.
-  ATTNLOOM_HD Array worker_tile() const { return {buffer, kPlanHeaderWords}; }              // [S + 1]
-  ATTNLOOM_HD Array worker_head() const { return {buffer, at_stretch(1) + 1}; }             // [S + 1]
-  ATTNLOOM_HD Array worker_kv() const { return {buffer, at_stretch(2) + 2}; }               // [S + 1]
-  ATTNLOOM_HD Array split_begin() const { return {buffer, at_stretch(3) + 3}; }             // [S]
-  ATTNLOOM_HD Array split_end() const { return {buffer, at_stretch(4) + 3}; }               // [S]
-  ATTNLOOM_HD Array qo_indptr() const { return {buffer, at_stretch(5) + 3}; }               // [R + 1]
-  ATTNLOOM_HD Array tile_request() const { return {buffer, at_tile(0)}; }                   // [T]
-  ATTNLOOM_HD Array tile_row() const { return {buffer, at_tile(1)}; }                       // [T]
-  ATTNLOOM_HD Array tile_rows() const { return {buffer, at_tile(2)}; }                      // [T]
-  ATTNLOOM_HD Array tile_kv_tiles() const { return {buffer, at_tile(3)}; }                  // [T]
+  ATTNLOOM_HD Array worker_tile() const { return {buffer, kPlanHeaderWords}; }   // [S + 1]
+  ATTNLOOM_HD Array worker_head() const { return {buffer, at_stretch(1) + 1}; }  // [S + 1]
+  ATTNLOOM_HD Array worker_kv() const { return {buffer, at_stretch(2) + 2}; }    // [S + 1]
+  ATTNLOOM_HD Array split_begin() const { return {buffer, at_stretch(3) + 3}; }  // [S]
+  ATTNLOOM_HD Array split_end() const { return {buffer, at_stretch(4) + 3}; }    // [S]
+  ATTNLOOM_HD Array qo_indptr() const { return {buffer, at_stretch(5) + 3}; }    // [R + 1]
+  ATTNLOOM_HD Array tile_request() const { return {buffer, at_tile(0)}; }        // [T]
+  ATTNLOOM_HD Array tile_row() const { return {buffer, at_tile(1)}; }            // [T]
+  ATTNLOOM_HD Array tile_rows() const { return {buffer, at_tile(2)}; }           // [T]
+  ATTNLOOM_HD Array tile_kv_tiles() const { return {buffer, at_tile(3)}; }       // [T]
 
   ATTNLOOM_HD Coordinate start(int32_t stretch) const {
     return {worker_tile()[stretch], worker_head()[stretch], worker_kv()[stretch]};

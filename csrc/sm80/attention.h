@@ -30,7 +30,7 @@ template <typename S, typename Tile>
 __device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) {
   Loader<S, Tile::kStages> loader(cta, piece, Tile::kTall);
   if (piece == 0 && cta.warp() == 1) find_splits<S>();  // while the first keys come
-  int stage = Tile::kStages - 1;  // computed last: free until the next load
+  int stage = Tile::kStages - 1;                        // computed last: free until the next load
   Tile tile(cta);
 #pragma unroll 1
   for (; piece < cta.stretch().pieces && cta.work(piece).tall() == Tile::kTall; ++piece) {

@@ -175,11 +175,10 @@ struct Chunks {
   }
 
   // Folds what the stretches of an item have left.
-  __device__ __forceinline__ void gather(const Cta<S>& cta, const Split& split, Range chunks, int count, Rows<S>& rows) const {
+  __device__ __forceinline__ void gather(const Cta<S>& cta, const Split& split, Range chunks, int count,
+                                         Rows<S>& rows) const {
     const ChunkStates<S> states{cta};
-    const auto slot_of = [&](int32_t of) {
-      return fold_slot(cta.plan().header(), cta.peer(split.opener + of));
-    };
+    const auto slot_of = [&](int32_t of) { return fold_slot(cta.plan().header(), cta.peer(split.opener + of)); };
     rows.reset();
     states.template fold<true>(slot_of(0), count, rows);
     for (int32_t of = 1; of < split.count; ++of) {

@@ -106,9 +106,7 @@ struct Cta {
   }
   __device__ const Stretch& stretch() const { return stretch_of_cta(); }
   // Of a piece that is not whole.
-  __device__ const Split& split_of(const Piece& piece) const {
-    return splits()[piece.opens];
-  }
+  __device__ const Split& split_of(const Piece& piece) const { return splits()[piece.opens]; }
   // A piece that the table holds (pieces.h).
   __device__ __forceinline__ Work<S>& work(int32_t piece) const {
     return *reinterpret_cast<Work<S>*>(shared_memory + S::kWorksAt + (piece & (S::kTable - 1)) * kWorkBytes);

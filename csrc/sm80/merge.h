@@ -10,8 +10,8 @@
 namespace attnloom {
 namespace sm80 {
 
-// The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs. Rows are counted over all slots, in 32
-// bits.
+// The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs. Rows are counted over all slots, in
+// 32 bits.
 template <typename S>
 struct Partials {
   static constexpr int kQuads = S::kDimV / 4;

@@ -41,7 +41,8 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending));
 }
 
-// Adds 1 and returns what was there. What was written before is seen by who arrives later, from here to the end of the GPU.
+// Adds 1 and returns what was there. What was written before is seen by who arrives later, from here to the end of the
+// GPU.
 __device__ __forceinline__ int32_t arrive(int32_t* arrivals) {
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
