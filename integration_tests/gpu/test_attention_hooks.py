@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def mixed(kernel: Kernel, num_workers: int, mode: str) -> Case:
-    """Decode, verify, append and prefill, in lengths that 11 workers and as many as a GPU holds split."""
+    """Decode, verify, append and prefill, in lengths that 19 workers and as many as a GPU holds split."""
     band = kernel.case.band or (None, 0)
     return dataclasses.replace(
         draw(kernel, 0),
@@ -42,7 +42,7 @@ def mixed(kernel: Kernel, num_workers: int, mode: str) -> Case:
     )
 
 
-@pytest.mark.parametrize("num_workers", [1, 11, 264, 700])
+@pytest.mark.parametrize("num_workers", [1, 19, 264, 700])
 @pytest.mark.parametrize("kernel", [*ALONE, *ALL, *NAMED], ids=str)
 def test_split_items(kernel: Kernel, num_workers: int) -> None:
     case = mixed(kernel, num_workers, "lse")
