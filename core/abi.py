@@ -232,7 +232,6 @@ class PlanParams(_Struct):
         ("cost_item_row", c_int32),
         ("cost_kv_tile", c_int32),
         ("cost_row", c_int32),
-        ("lead", c_int32),
         ("visible", c_void_p),
         ("hook_params", c_void_p),
         ("block_mask", BlockMaskTensor),

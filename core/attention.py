@@ -138,17 +138,6 @@ class Attention:
             return torch.get_num_threads()
         return workers_of(self.device, self._ctas_per_sm[tile_q or self.tiles.tile_q], self.num_kv_heads)
 
-    def lead(self, tile_q: int) -> int:
-        """What plans for :meth:`workers` give those of the first half more (PlanInput.lead): as Tiles.lead says, or 0.
-
-        Args:
-            tile_q: folded rows of the plan's largest query tile.
-        """
-        alone = self.device.type != "cuda" or self._ctas_per_sm[tile_q] < 2
-        if alone or tile_q == self.tiles.tile_q_short or self.batch_invariant or asked_workers() is not None:
-            return 0
-        return self.tiles.lead
-
     def __repr__(self) -> str:
         return (
             f"Attention({self.num_qo_heads}, {self.num_kv_heads}, {self.head_dim}, dtype={self.dtype}, "

@@ -45,17 +45,14 @@ def plan_for(
     on_gpu = engine.device.type == "cuda"
     if on_gpu and _fits_short_tiles(key, qo_indptr, total_q, max_q, into):
         key = key._replace(tile_q=key.tile_q_short)
-    lead = 0
     if num_workers is None:
-        num_workers, lead = engine.workers(key.tile_q), engine.lead(key.tile_q)
+        num_workers = engine.workers(key.tile_q)
     lockstep = math.gcd(engine.num_kv_heads, num_workers) if on_gpu else 1
     ranges = None
     if engine.variant.visible:
         values = engine.params.values(params, layout.num_rows)  # kept alive while a planner reads them
         ranges = DeclaredRange(engine.module, engine.params.pack(values))
-    given = PlanInput(
-        qo_indptr, lengths, key, num_workers, engine.tiles.costs, lockstep, lead, layout, ranges, block_mask
-    )
+    given = PlanInput(qo_indptr, lengths, key, num_workers, engine.tiles.costs, lockstep, layout, ranges, block_mask)
     if on_gpu:
         return plan_step(given, total_q=total_q, into=into, validate=engine.validate)
     plan = plan_on_host(given, tile_capacity=None if into is None else into.tile_capacity)

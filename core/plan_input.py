@@ -47,8 +47,6 @@ class PlanInput(NamedTuple):
         costs: of an item.
         lockstep: workers that run the same stretch on neighbouring kv heads, a divisor of num_workers and of the kv
             heads: they read the same pages at the same time.
-        lead: how many 1024ths of an equal share each stretch of the line's first half gets above it, and each of the
-            second half less; below 1024. See Tiles.lead for why.
         layout: where the KV lies. With logical positions the band trims nothing: slots are not at their own positions.
         ranges: the variant's visible range; None: the band alone.
         block_mask: KV tiles that need not be computed.
@@ -60,7 +58,6 @@ class PlanInput(NamedTuple):
     num_workers: int
     costs: Costs
     lockstep: int = 1
-    lead: int = 0
     layout: BlockSparseLayout | None = None
     ranges: DeclaredRange | None = None
     block_mask: BlockMask | None = None
@@ -108,8 +105,6 @@ class PlanInput(NamedTuple):
                 f"num_workers={self.num_workers}: expected at most {_MOST_STRETCHES * self.lockstep} on a GPU, "
                 f"{_MOST_STRETCHES} times the {self.lockstep} that run in lockstep"
             )
-        if not 0 <= self.lead < 1024:
-            raise ValueError(f"lead={self.lead}: expected at least 0 and at most 1023, 1024ths of an equal share")
         if self.block_mask is not None:
             self._check_block_mask(self.block_mask)
 
@@ -192,7 +187,6 @@ class PlanInput(NamedTuple):
             self.costs.item_row,
             self.costs.kv_tile,
             self.costs.row,
-            self.lead,
             visible,
             None if self.ranges is None else ctypes.addressof(self.ranges.words),
             BlockMaskTensor() if self.block_mask is None else self.block_mask.struct(),

@@ -27,7 +27,6 @@ def plan_scan(
     *,
     num_workers: int,
     lockstep: int = 1,
-    lead: int = 0,
     costs: Costs,
     layout: BlockSparseLayout | None = None,
     ranges: DeclaredRange | None = None,
@@ -35,7 +34,7 @@ def plan_scan(
     pinned: bool = False,
     tile_capacity: int | None = None,
 ) -> Plan:
-    """Plan a step: integer costs, a prefix sum, and a contiguous stretch for each worker, as dear as every other's.
+    """Plan a step: integer costs, a prefix sum, and an equal contiguous stretch for each worker.
 
     Stream-K (arXiv 2301.03598) over the items of attention. Deterministic; linear in requests.
 
@@ -47,7 +46,7 @@ def plan_scan(
     Raises:
         TypeError, ValueError: arguments of another type, shape or order; the message names the value.
     """
-    given = PlanInput(qo_indptr, kv_lens, key, num_workers, costs, lockstep, lead, layout, ranges, block_mask)
+    given = PlanInput(qo_indptr, kv_lens, key, num_workers, costs, lockstep, layout, ranges, block_mask)
     return plan_on_host(given, pinned=pinned, tile_capacity=tile_capacity)
 
 

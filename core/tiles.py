@@ -65,17 +65,12 @@ class Tiles:
         tile_q: folded rows of the query tile for all others.
         tile_kv: tokens of a KV tile.
         costs: of an item on these tiles.
-        lead: how many 1024ths of an equal share a worker of the first half gets above it, and one of the second half
-            less, where several CTAs with tall query tiles share a multiprocessor. Its warp schedulers serve the older
-            CTA first: with equal work the first half of the grid ends 4 to 5 % earlier, and a CTA that is left alone
-            does not fill a multiprocessor (benchmarks/NOTES.md).
     """
 
     tile_q_short: int
     tile_q: int
     tile_kv: int
     costs: Costs
-    lead: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,12 +120,11 @@ CPU = Family(
 # takes time; on a tall query tile it takes the tensor cores three times as long beside CTAs that decode. An item takes
 # two and a half KV tiles of decode, or two of its own on a tall query tile (benchmarks/NOTES.md).
 _SM80_COSTS = Costs(item=640, item_row=8, kv_tile=256, row=4)
-_SM80_LEAD = 24
 SM80 = Family(
     "sm80",
     (torch.bfloat16, torch.float16),
-    Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=_SM80_COSTS, lead=_SM80_LEAD),
-    wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=_SM80_COSTS, lead=_SM80_LEAD),
+    Tiles(tile_q_short=16, tile_q=128, tile_kv=64, costs=_SM80_COSTS),
+    wide=Tiles(tile_q_short=16, tile_q=64, tile_kv=64, costs=_SM80_COSTS),
     kv_dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
     slim_tile_kv=128,
 )

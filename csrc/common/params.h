@@ -155,7 +155,6 @@ struct PlanParams {
   int32_t cost_item_row;
   int32_t cost_kv_tile;
   int32_t cost_row;
-  int32_t lead;                 // planner/scan.h: Shares
   void* visible;                // planner/scan.h: VisibleHook, or null
   const uint64_t* hook_params;  // of the variant, where it declares a visible range
   BlockMask block_mask;

@@ -129,17 +129,17 @@ __device__ inline void make_plan(const PlanParams& params, const PlanHeader& giv
   const int32_t tiles = fill_tiles(plan, given, in, prefix, shared);
   if (threadIdx.x == 0) header.num_tiles = tiles < 0 ? 0 : tiles;
   __syncthreads();
-  const Shares shares = shares_of(tiles < 0 ? 0 : prefix[tiles], num_stretches, in.lead);
-  int64_t excess = 0;
+  int64_t dearest = 0;
   for (int32_t stretch = threadIdx.x; stretch < num_stretches; stretch += blockDim.x) {
-    const int64_t beyond =
-        moved_by(made, in.cost, prefix, shares, stretch + 1) - moved_by(made, in.cost, prefix, shares, stretch);
-    if (excess < beyond) excess = beyond;
+    const int64_t of_stretch = cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch + 1, true)) -
+                               cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch, true));
+    if (dearest < of_stretch) dearest = of_stretch;
   }
   // True where it is so for the stretches of every thread.
-  const bool whole = __syncthreads_and(cut_between_items(excess, in.cost));
+  const int64_t total = tiles < 0 ? 0 : prefix[tiles];
+  const bool whole = __syncthreads_and(cut_between_items(dearest, total, num_stretches, in.cost));
   for (int32_t stretch = threadIdx.x; stretch <= num_stretches; stretch += blockDim.x) {
-    const Coordinate start = locate(made, in.cost, prefix, shares, stretch, whole);
+    const Coordinate start = locate(made, in.cost, prefix, stretch, whole);
     plan.worker_tile()[stretch] = start.tile;
     plan.worker_head()[stretch] = start.head;
     plan.worker_kv()[stretch] = start.kv;
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                    const __grid_constant__ HookParams hooks) {
   __shared__ Shared shared;
   const CostModel cost{params.cost_item, params.cost_item_row, params.cost_kv_tile, params.cost_row};
-  PlanInput in{params.qo_indptr, params.kv_lens, cost, params.lead, nullptr, nullptr, params.block_mask};
+  PlanInput in{params.qo_indptr, params.kv_lens, cost, nullptr, nullptr, params.block_mask};
   if constexpr (Variant::kHasVisible) {
     in.visible = visible_of<Variant, HookParams>;
     in.hook_params = reinterpret_cast<const uint64_t*>(&hooks);

@@ -17,9 +17,8 @@ CostModel cost_of(const PlanParams& params) {
 }
 
 PlanInput input_of(const PlanParams& params) {
-  const auto visible = reinterpret_cast<VisibleHook>(params.visible);
-  return {params.qo_indptr, params.kv_lens,     cost_of(params),  params.lead,
-          visible,          params.hook_params, params.block_mask};
+  return {params.qo_indptr,   params.kv_lens,   cost_of(params), reinterpret_cast<VisibleHook>(params.visible),
+          params.hook_params, params.block_mask};
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// The scan planner: integer costs, a prefix sum, and for each worker a contiguous stretch of it, as long as all others
-// or nearly, found by binary search. Stream-K (Osama et al., PPoPP 2023, arXiv 2301.03598) over the work items of
-// attention.
+// The scan planner: integer costs, a prefix sum, and for each worker an equal contiguous stretch of it found by
+// binary search. Stream-K (Osama et al., PPoPP 2023, arXiv 2301.03598) over the work items of attention.
 //
 // Every step is a function of one tile or one worker, so the device planner runs the same text in parallel and
 // gets the same integers.
@@ -30,7 +29,6 @@ struct PlanInput {
   const int32_t* qo_indptr;  // [num_requests + 1]
   const int32_t* kv_lens;    // [num_requests], upper bounds of the true lengths
   CostModel cost;
-  int32_t lead;         // of the line's first half: see Shares
   VisibleHook visible;  // or null: the band alone
   const uint64_t* hook_params;
   BlockMask block_mask;
@@ -95,43 +93,14 @@ ATTNLOOM_HD int64_t item_cost(const CostModel& cost, int32_t rows, int32_t kv_ti
   return fixed_cost(cost, rows) + kv_tiles * unit_cost(cost, rows);
 }
 
-// The fair shares of S stretches in the line's cost. Stretch s begins at the fraction c(s) / (1024 S) of it, where
-// c(s) = 1024 s + lead * min(s, S - s): one of the first half gets `lead` 1024ths of an equal share above it, one of
-// the second half as much less, and the middle one of an odd number just an equal share. 0 <= lead < 1024.
-//
-// S is at most 2^20 (core/settings.py, MOST_WORKERS), so c(s) <= 1024 S <= 2^30 and rest < 2^30: rest * c(s) stays
-// below 2^60, and part * c(s) is no more than the total.
-struct Shares {
-  int64_t part;  // the line's cost is part * 1024 S + rest
-  int32_t rest;
-  int32_t stretches;
-  int32_t lead;
-
-  // Cost of the line before stretch s, rounded down; of all of it for s = S.
-  ATTNLOOM_HD int64_t begin(int32_t s) const {
-    const int64_t c = int64_t{1024} * s + lead * min_of(s, stretches - s);
-    return part * c + (rest * c >> 10) / stretches;  // of a GPU's stretches a division of 32 bits
-  }
-  // The largest share, the first stretch's: begin(s + 1) - begin(s) is at most 1 more, for rounding.
-  ATTNLOOM_HD int64_t largest() const { return begin(1); }
-};
-
-ATTNLOOM_HD Shares shares_of(int64_t total, int32_t stretches, int32_t lead) {
-  const int64_t parts = int64_t{1024} * stretches;
-  const int64_t part = total / parts;
-  return {part, static_cast<int32_t>(total - part * parts), stretches, lead};
-}
-
 // With bounded room for the states of chunks (PlanHeader::chunk_room): a cut at `kv` inside an item of `kv_tiles`
 // behind which a stretch could continue it over more chunks than there is room for moves to where the rest has room, or
-// to the item's begin, whichever is nearer. `unit`: cost of a chunk.
-ATTNLOOM_HD int32_t within_room(const PlanHeader& plan, const Shares& shares, int64_t unit, int32_t kv,
-                                int32_t kv_tiles) {
+// to the item's begin, whichever is nearer. `share`: the cost of a stretch; `unit`: of a chunk.
+ATTNLOOM_HD int32_t within_room(const PlanHeader& plan, int64_t share, int64_t unit, int32_t kv, int32_t kv_tiles) {
   if (plan.chunk_room == 0) return kv;
   // States that a piece leaves at most: of a stretch's cost, rounded to chunks at both ends, and of the item's rest;
-  // one more where it closes the item (chunk_states_of). All cuts of an item must agree whether stretches may be
-  // bounded so, since one that moves makes the piece before it longer: by the largest share.
-  const int64_t of_stretch = (shares.largest() + 1) / unit + 3;
+  // one more where it closes the item (chunk_states_of).
+  const int64_t of_stretch = (share + 1) / unit + 3;
   const int32_t chunks = (kv_tiles + plan.chunk - 1) / plan.chunk;
   const int32_t of_rest = chunks - kv / plan.chunk + 1;
   if (min_of(of_stretch, of_rest) <= plan.chunk_room) return kv;
@@ -139,14 +108,21 @@ ATTNLOOM_HD int32_t within_room(const PlanHeader& plan, const Shares& shares, in
   return 2 * static_cast<int64_t>(kv) < latest ? 0 : latest;
 }
 
-// Where stretch `stretch` begins: where its fair share does, moved to the nearest border between KV tiles, or with
-// `whole` between items. prefix[t]: cost of all tiles before t, over all kv heads of the line; [T + 1].
+// Where stretch `stretch` begins: at the fraction stretch / stretches of the line's cost, moved to the nearest border
+// between KV tiles, or with `whole` between items. prefix[t]: cost of all tiles before t, over all kv heads of the
+// line; [T + 1].
 ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
-                              const Shares& shares, int32_t stretch, bool whole) {
+                              int32_t stretch, bool whole) {
   const PlanHeader& header = plan.header();
+  const int32_t num_stretches = plan.num_stretches;
   const int32_t num_tiles = header.num_tiles;
-  if (stretch >= shares.stretches || num_tiles == 0) return {num_tiles, 0, 0};
-  const int64_t position = shares.begin(stretch);
+  if (stretch >= num_stretches || num_tiles == 0) return {num_tiles, 0, 0};
+  const int64_t total = prefix[num_tiles];
+  // total * stretch / num_stretches without leaving 64 bits.
+  const int64_t share = total / num_stretches;
+  const int64_t rest = total % num_stretches;
+  const int64_t position = share * stretch + rest * stretch / num_stretches;
+
   int32_t low = 0;  // prefix[low] <= position < prefix[high]
   int32_t high = num_tiles;
   while (high - low > 1) {
@@ -172,7 +148,7 @@ ATTNLOOM_HD Coordinate locate(PlanView<const int32_t> plan, const CostModel& cos
   } else {
     kv = past < 0 ? 0 : static_cast<int32_t>(min_of(past / unit * step, kv_tiles));
     next = kv > 0 && kv == kv_tiles;
-    if (kv > 0 && !next) kv = within_room(header, shares, unit, kv, kv_tiles);
+    if (kv > 0 && !next) kv = within_room(header, share, unit, kv, kv_tiles);
   }
   if (!next) return {low, head, kv};
   if (head + 1 < header.num_kv_heads / header.lockstep) return {low, head + 1, 0};
@@ -186,17 +162,10 @@ ATTNLOOM_HD int64_t cost_before(PlanView<const int32_t> plan, const CostModel& c
   return prefix[item.tile] + item.head * item_cost(cost, plan.tile_rows()[item.tile], plan.tile_kv_tiles()[item.tile]);
 }
 
-// By how much a stretch begins too late, or negative too early, if cuts lie between items.
-ATTNLOOM_HD int64_t moved_by(PlanView<const int32_t> plan, const CostModel& cost, const int64_t* prefix,
-                             const Shares& shares, int32_t stretch) {
-  const int64_t position = shares.begin(stretch);  // before locate(), whose own the compiler then knows to be the same
-  return cost_before(plan, cost, prefix, locate(plan, cost, prefix, shares, stretch, true)) - position;
-}
-
-// Whether no item need be cut: no stretch of whole items is beyond its fair share by more than what cuts cost, states
-// written and merged at the end, when nothing else is left to do. `excess`: of the stretch that is furthest beyond.
-ATTNLOOM_HD bool cut_between_items(int64_t excess, const CostModel& cost) {
-  return 2 * excess <= 5 * int64_t{cost.item};
+// Whether no item need be cut: the dearest stretch of whole items is beyond a fair share by no more than what cuts
+// cost, states written and merged at the end, when nothing else is left to do.
+ATTNLOOM_HD bool cut_between_items(int64_t dearest, int64_t total, int32_t num_stretches, const CostModel& cost) {
+  return 2 * (dearest - total / num_stretches) <= 5 * int64_t{cost.item};
 }
 
 // The first stretch of [low, high) that begins after `at`, or high: starts ascend.
@@ -260,17 +229,16 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
   prefix[tile] = sum;
   header.num_tiles = tile;
   const PlanView<const int32_t> made{plan.buffer};
-  const Shares shares = shares_of(sum, plan.num_stretches, in.lead);
-  int64_t excess = 0;
-  int64_t begins = 0;
+  int64_t dearest = 0;
+  int64_t before = 0;
   for (int32_t stretch = 1; stretch <= plan.num_stretches; ++stretch) {
-    const int64_t ends = moved_by(made, in.cost, prefix, shares, stretch);
-    if (excess < ends - begins) excess = ends - begins;
-    begins = ends;
+    const int64_t until = cost_before(made, in.cost, prefix, locate(made, in.cost, prefix, stretch, true));
+    if (dearest < until - before) dearest = until - before;
+    before = until;
   }
-  const bool whole = cut_between_items(excess, in.cost);
+  const bool whole = cut_between_items(dearest, sum, plan.num_stretches, in.cost);
   for (int32_t stretch = 0; stretch <= plan.num_stretches; ++stretch) {
-    const Coordinate start = locate(made, in.cost, prefix, shares, stretch, whole);
+    const Coordinate start = locate(made, in.cost, prefix, stretch, whole);
     plan.worker_tile()[stretch] = start.tile;
     plan.worker_head()[stretch] = start.head;
     plan.worker_kv()[stretch] = start.kv;

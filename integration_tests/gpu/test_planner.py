@@ -78,7 +78,6 @@ class Batch:
         self.costs = Costs(
             rng.randint(1, 500), rng.choice([0, rng.randint(1, 20)]), rng.randint(0, 300), rng.randint(1, 20)
         )
-        self.lead = rng.choice([0, rng.randint(1, 50), rng.randint(0, 1023)])
         self.positions = rng.random() < 0.1
         self.slack = rng.choice([0, 0, rng.randint(0, 500)])
 
@@ -89,7 +88,6 @@ class Batch:
             self.key,
             num_workers=self.num_workers,
             lockstep=self.lockstep,
-            lead=self.lead,
             costs=self.costs,
             layout=layout_of(len(self.qo_lens), self.positions, "cpu"),
             block_mask=block_mask,
@@ -107,7 +105,6 @@ class Batch:
             self.key,
             num_workers=self.num_workers,
             lockstep=self.lockstep,
-            lead=self.lead,
             costs=self.costs,
             layout=layout_of(len(self.qo_lens), self.positions, device()),
             block_mask=block_mask,

@@ -29,7 +29,6 @@ def host_plan(engine: Attention, problem: Problem, like: Plan, values: list[Valu
         like.key,
         num_workers=like.num_workers,
         lockstep=like.lockstep,
-        lead=engine.lead(like.key.tile_q),
         costs=engine.tiles.costs,
         ranges=DeclaredRange(module, pack(engine.variant.params, values)),
         tile_capacity=like.tile_capacity,

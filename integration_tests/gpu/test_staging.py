@@ -26,7 +26,6 @@ def staged(batch: Batch, into: Plan | None = None) -> Plan:
         batch.key,
         num_workers=batch.num_workers,
         lockstep=batch.lockstep,
-        lead=batch.lead,
         costs=batch.costs,
         layout=layout_of(len(batch.qo_lens), batch.positions, device()),
     )

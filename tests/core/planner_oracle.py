@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import ceil, floor
 
 
@@ -79,28 +79,14 @@ def tiles(
     return result
 
 
-def shares(stretches: int, lead: int) -> list[Fraction]:
-    """The fair share of each stretch in the line's cost: half of them `lead` 1024ths of an equal one above it."""
-    half, middle = divmod(stretches, 2)
-    equal = [Fraction(1024 + lead, 1024)] * half + [Fraction(1)] * middle + [Fraction(1024 - lead, 1024)] * half
-    return [share / stretches for share in equal]
-
-
 def starts(
-    line: Sequence[Tile],
-    heads: int,
-    stretches: int,
-    costs: Costs,
-    *,
-    lead: int = 0,
-    chunk: int = 0,
-    room: int = 0,
+    line: Sequence[Tile], heads: int, stretches: int, costs: Costs, chunk: int = 0, room: int = 0
 ) -> list[tuple[int, int, int]]:
     """Where each stretch begins, and where the last one stops: (tile, head, kv tile counted from the first visible).
 
     The line of work is every tile, in it every head (a kv head, or a group of them that workers run in lockstep).
-    A stretch begins where the fair shares of those before it end. That moves to the nearest border between items, if
-    no stretch is then dearer than its fair share by more than two and a half times what an item costs besides its rows
+    Stretch s begins at the fraction s / stretches of the line's cost. That moves to the nearest border between items,
+    if no stretch is then dearer than a fair share by more than two and a half times what an item costs besides its rows
     and kv tiles; else to the nearest border between kv tiles; with chunks, between as many tiles. A half moves to the
     later.
 
@@ -113,8 +99,7 @@ def starts(
     borders = [0]
     for _, _, tile in items:
         borders.append(borders[-1] + costs.whole(tile))
-    fair = shares(stretches, lead)
-    *targets, total = (floor(borders[-1] * before) for before in accumulate(fair, initial=Fraction(0)))
+    targets = [floor(Fraction(borders[-1] * stretch, stretches)) for stretch in range(stretches)]
 
     def nearest(target: int) -> int:
         return min(range(len(items)), key=lambda i: (borders[i] > target, -i)) if items else 0
@@ -125,9 +110,8 @@ def starts(
             2 * (target - borders[i]) >= borders[i + 1] - borders[i] for target, i in zip(targets, places, strict=True)
         ]
         cuts = [*(i + moved for i, moved in zip(places, later, strict=True)), len(items)]
-        made = [borders[after] - borders[before] for before, after in pairwise(cuts)]
-        meant = [after - before for before, after in pairwise([*targets, total])]
-        if max(cost - share for cost, share in zip(made, meant, strict=True)) <= Fraction(5, 2) * costs.item:
+        dearest = max(borders[after] - borders[before] for before, after in pairwise(cuts))
+        if dearest - borders[-1] // stretches <= Fraction(5, 2) * costs.item:
             return [*((*items[cut][:2], 0) if cut < len(items) else end for cut in cuts[:-1]), end]
     result = []
     for target, place in zip(targets, places, strict=True):
@@ -140,7 +124,7 @@ def starts(
             border = min(max(0, border), len(tile.kv_tiles))
             if room and 0 < border < len(tile.kv_tiles):
                 chunks = ceil(Fraction(len(tile.kv_tiles), step))
-                until_stop = (floor(borders[-1] * max(fair)) + 1) // (step * costs.unit(tile)) + 2
+                until_stop = (borders[-1] // stretches + 1) // (step * costs.unit(tile)) + 2
                 until_end = chunks - border // step
                 if min(until_stop, until_end) + 1 > room:
                     late = step * (chunks - (room - 1))

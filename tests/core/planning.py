@@ -46,6 +46,5 @@ def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS, key: PlanKey | Non
         key,
         num_workers=case.num_workers,
         lockstep=case.lockstep,
-        lead=case.lead,
         costs=Costs(costs.item, costs.item_row, costs.kv_tile, costs.row),
     )

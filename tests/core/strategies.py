@@ -16,16 +16,12 @@ def examples(times: float) -> settings:
     return settings(max_examples=max(1, round(times * settings.default.max_examples)))
 
 
-leads = st.one_of(st.just(0), st.integers(1, 50), st.integers(0, 1023))
-
-
 @dataclass(frozen=True)
 class PlanCase:
     """Arguments of the planner. left and right as in a variant: None is unlimited.
 
     lockstep: neighbouring workers that run one stretch, each on another kv head of a group of as many.
     chunk: KV tiles at whole numbers of which items are cut; 0: at any tile.
-    lead: 1024ths of an equal share that stretches of the first half get above it.
     """
 
     qo_lens: list[int]
@@ -37,7 +33,6 @@ class PlanCase:
     right: int | None
     lockstep: int = 1
     chunk: int = 0
-    lead: int = 0
 
     @property
     def stretches(self) -> int:
@@ -79,5 +74,4 @@ def plan_cases(draw: st.DrawFn) -> PlanCase:
         right=right,
         lockstep=draw(st.sampled_from([n for n in range(1, common + 1) if common % n == 0])),
         chunk=draw(st.sampled_from((0, 0, 1, 2, 3, 32))),
-        lead=draw(leads),
     )

@@ -20,7 +20,7 @@ from attnloom.core.planner import plan_scan
 from attnloom.core.templates import NO_HOOKS, Caches, Template
 from attnloom.core.tiles import CHUNK_TOKENS, CPU, HEAD_DIMS, SM80, chunk_room
 from tests.core.planning import indptr, key_of
-from tests.core.strategies import examples, leads
+from tests.core.strategies import examples
 
 TILES = SM80.tiles_for(128, "90a", batch_invariant=True)
 
@@ -55,16 +55,9 @@ def test_the_mode_is_a_module_of_its_own_that_contracts_nothing() -> None:
     num_workers=st.sampled_from((1, 3, 8, 132, 264)),
     decode=st.booleans(),
     left=st.one_of(st.none(), st.integers(0, 200_000)),
-    lead=leads,
 )
 def test_the_arena_holds_the_states_of_any_plan(
-    requests: list[tuple[int, int]],
-    num_kv_heads: int,
-    group: int,
-    num_workers: int,
-    decode: bool,
-    left: int | None,
-    lead: int,
+    requests: list[tuple[int, int]], num_kv_heads: int, group: int, num_workers: int, decode: bool, left: int | None
 ) -> None:
     """Whatever the lengths are, which a device alone may know; and the cuts lie at whole chunks."""
     tile_q = TILES.tile_q_short if decode else TILES.tile_q
@@ -83,7 +76,6 @@ def test_the_arena_holds_the_states_of_any_plan(
         key,
         num_workers=num_workers,
         lockstep=math.gcd(num_kv_heads, num_workers),
-        lead=lead,
         costs=TILES.costs,
     )
     states = PlanHeader.from_address(plan.buffer.data_ptr()).chunk_states

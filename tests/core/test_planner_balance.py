@@ -72,28 +72,6 @@ def test_mixed_batch(seed: int) -> None:
     assert max(costs) <= plan_algorithm1(plan).makespan + rounding
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, 132, 133])
-def test_a_lead_makes_the_first_half_dearer(num_workers: int) -> None:
-    """Each stretch costs its own fair share, but for rounding to KV tiles; the middle one an equal one."""
-    lead = random.randrange(1, 1024)
-    kv_lens = [random.randrange(100_000, 400_000) for _ in range(9)]
-    costs = Costs(random.randint(1, 50), random.randint(0, 5), 10, 2)
-    plan = plan_scan(
-        indptr([1] * 9),
-        torch.tensor(kv_lens, dtype=torch.int32),
-        key_of(32, 8),
-        num_workers=num_workers,
-        costs=costs,
-        lead=lead,
-    )
-    unit, beside = costs.of(4, 1) - costs.of(4, 0), costs.of(4, 0)
-    total = 8 * sum(costs.of(4, -(-length // 64)) for length in kv_lens)
-    half = num_workers // 2
-    for worker, found in enumerate(worker_costs(plan)):
-        sign = 1 if worker < half else -1 if worker >= num_workers - half else 0
-        assert abs(found - total / num_workers * (1 + sign * lead / 1024)) <= unit + 2 * beside, f"{lead=} {worker=}"
-
-
 def test_algorithm1_schedules_the_same_tiles() -> None:
     """The yardstick is real: its longest chunk respects the bound and every tile is scheduled."""
     plan = _plan([1] * 64, zipf_lengths(64, 2000, 1), Costs(1, 1, 10, 1), (16, 64, 64))

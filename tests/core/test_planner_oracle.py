@@ -32,8 +32,7 @@ def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
     assert plan.tile_row.tolist() == [tile.row for tile in line]
     assert plan.tile_rows.tolist() == [tile.rows for tile in line]
     assert plan.tile_kv_tiles.tolist() == [len(tile.kv_tiles) for tile in line]
-    heads = case.num_kv_heads // case.lockstep
-    starts = planner_oracle.starts(line, heads, case.stretches, costs, lead=case.lead, chunk=case.chunk)
+    starts = planner_oracle.starts(line, case.num_kv_heads // case.lockstep, case.stretches, costs, case.chunk)
     assert plan.worker_tile.tolist() == [tile for tile, _, _ in starts]
     assert plan.worker_head.tolist() == [head for _, head, _ in starts]
     assert plan.worker_kv.tolist() == [kv for _, _, kv in starts]
@@ -97,9 +96,7 @@ def test_room_for_the_states_of_chunks_is_bounded_on_a_gpu(case: PlanCase, room:
         tile_kv=TILE_KV,
         **band,
     )
-    starts = planner_oracle.starts(
-        line, heads // case.lockstep, case.stretches, COSTS, lead=case.lead, chunk=chunk, room=room
-    )
+    starts = planner_oracle.starts(line, heads // case.lockstep, case.stretches, COSTS, chunk, room)
     assert list(zip(plan.worker_tile.tolist(), plan.worker_head.tolist(), plan.worker_kv.tolist(), strict=True)) == (
         starts
     )
@@ -120,18 +117,3 @@ def test_equal_cuts_of_one_long_decode() -> None:
     assert plan.worker_tiles().tolist() == [10] * 8
     assert plan.worker_kv.tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 0]
     assert plan.split_end.tolist() == [7] + [-1] * 7
-
-
-def test_cuts_with_a_lead_of_one_long_decode() -> None:
-    """A quarter of a share of 20 tiles: 25 for each stretch of the first half, 15 for each of the second."""
-    costs = planner_oracle.Costs(item=1, item_row=0, kv_tile=100, row=0)
-    plan = scan(PlanCase([1], [160 * TILE_KV], 4, 1, 8, None, 0, lead=256), costs)
-    assert plan.worker_kv.tolist() == [0, 25, 50, 75, 100, 115, 130, 145, 0]
-
-
-def test_whole_items_are_measured_by_the_fair_share_of_their_stretch() -> None:
-    """Four items of 620 on two workers: two and two, until the second one's share is more than 2.5 * 20 below that."""
-    costs = planner_oracle.Costs(item=20, item_row=0, kv_tile=10, row=0)
-    for lead, whole in ((0, True), (42, True), (43, False)):  # 1240 * lead / 1024 is 50 and 52, rounded down
-        plan = scan(PlanCase([1] * 4, [60 * TILE_KV] * 4, 4, 1, 2, None, 0, lead=lead), costs)
-        assert (plan.num_splits == 0) == whole, lead

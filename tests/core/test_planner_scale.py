@@ -10,7 +10,6 @@ import torch
 from hypothesis import assume, given
 
 from attnloom.core.planner import plan_scan
-from attnloom.core.settings import MOST_WORKERS
 from attnloom.core.tiles import Costs
 from tests.core.planning import indptr, key_of, scan
 from tests.core.strategies import PlanCase, examples, plan_cases
@@ -88,32 +87,6 @@ def test_a_very_long_request_does_not_overflow() -> None:
     assert int(executed.max()) <= 1.03 * float(executed.sum()) / 132
 
 
-@pytest.mark.parametrize("lead", [0, 24, 1023])
-@pytest.mark.parametrize("num_workers", [MOST_WORKERS, MOST_WORKERS - 1])
-def test_the_most_workers_of_a_line_that_fills_64_bits(num_workers: int, lead: int) -> None:
-    """One request on 60 kv heads whose items each cost 2^56 and more: stretches begin where whole integers say."""
-    length, heads = 2**31 - 64 - random.randrange(1000), 60
-    costs = Costs(random.randint(1, 100), random.randint(0, 100), 2**31 - 1 - random.randrange(100), 2**8)
-    plan = plan_scan(
-        indptr([1]),
-        torch.tensor([length], dtype=torch.int32),
-        key_of(heads, heads),
-        num_workers=num_workers,
-        costs=costs,
-        lead=lead,
-    )
-    kv_tiles, unit, beside = -(-length // 64), costs.kv_tile + costs.row, costs.item + costs.item_row
-    item = beside + kv_tiles * unit
-    assert 2**61 < heads * item < 2**63
-    half = num_workers // 2
-    for stretch in (0, 1, 2, half - 1, half, half + 1, num_workers - 1, *random.sample(range(num_workers), 2000)):
-        before = 1024 * stretch + lead * min(stretch, num_workers - stretch)
-        head, into = divmod(heads * item * before // (1024 * num_workers), item)
-        kv = max(0, (2 * (into - beside) + unit) // (2 * unit))
-        found = [int(array[stretch]) for array in (plan.worker_tile, plan.worker_head, plan.worker_kv)]
-        assert found == ([0, head, kv] if kv < kv_tiles else [0, head + 1, 0]), f"{stretch=} {length=} {costs=}"
-
-
 @pytest.mark.parametrize(
     ("qo_indptr", "kv_lens", "message"),
     [
@@ -144,19 +117,6 @@ def test_no_workers(num_workers: int) -> None:
             key_of(8, 2),
             num_workers=num_workers,
             costs=Costs(1, 0, 1, 1),
-        )
-
-
-@pytest.mark.parametrize("lead", [-1, 1024, 10**6])
-def test_a_lead_is_less_than_a_share(lead: int) -> None:
-    with pytest.raises(ValueError, match=rf"lead={lead}: expected at least 0 and at most 1023"):
-        plan_scan(
-            indptr([1]),
-            torch.tensor([5], dtype=torch.int32),
-            key_of(8, 2),
-            num_workers=4,
-            costs=Costs(1, 0, 1, 1),
-            lead=lead,
         )
 
 
