@@ -101,7 +101,8 @@ struct Merge {
   static_assert(!S::Variant::kHasOutputTransform || kBlock * S::kPitchOut * 4 <= S::kStageBytes, "a stage has room");
   // As many loads at once as hide the L2 and registers have room for: rows of a thread, and pieces of each.
   static constexpr int kRows = S::kTall ? 8 : 1;
-  static constexpr int kPieces = S::kTall ? 2 : (S::kCtasPerSm < 4 ? 16 : 8);
+  static constexpr int kPieces =
+      S::kTall ? 2 : (S::kCtasPerSm < 4 ? 17 : 8);  // an H200's 264 workers cut 8 heads in 33
 
   const Cta<S>& cta;
   const Work<S>& work;
