@@ -18,19 +18,12 @@
 namespace attnloom {
 namespace sm80 {
 
-// Not inlined: once for a CTA.
-template <typename S>
-__device__ __noinline__ void find_splits() {
-  Cta<S>::again().find_splits();
-}
-
 // Runs the pieces from `piece` on that have query tiles of one kind and come with one stream of the loader; returns
 // where it ends.
 template <typename S, typename Tile>
 __device__ __forceinline__ int32_t run_pieces(const Cta<S>& cta, int32_t piece) {
   Loader<S, Tile::kStages> loader(cta, piece, Tile::kTall);
-  if (piece == 0 && cta.warp() == 1) find_splits<S>();  // while the first keys come
-  int stage = Tile::kStages - 1;                        // computed last: free until the next load
+  int stage = Tile::kStages - 1;  // computed last: free until the next load
   Tile tile(cta);
 #pragma unroll 1
   for (; piece < cta.stretch().pieces && cta.work(piece).tall() == Tile::kTall; ++piece) {
@@ -73,8 +66,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     plan.tile_capacity = anew(plan.tile_capacity);
     if (cta.lane() == 0) cta.keep(stretch);
     make_pieces(cta, plan, stretch, 0);
+  } else if (cta.warp() == 1) {  // now, while it has nothing else to do: a warp that falls behind later ends later
+    cta.find_splits();
   } else {
-    cta.template keep_params<32, S::kThreads - 32>();
+    cta.template keep_params<64, S::kThreads - 64>();
   }
   __syncthreads();
   int32_t piece = 0;

@@ -60,12 +60,18 @@ struct Cta {
   __device__ void find_splits() const {
     const PlanView<const int32_t> of = plan();
     const uint32_t half = lane() / 16;
-    const int32_t opener = half == 0 ? of.split_begin()[stretch_index()] : stretch_index();
-    const int32_t last = opener < 0 ? -1 : of.split_end()[opener];
-    int32_t pieces = 0;
+    const int32_t begun = of.split_begin()[stretch_index()];
+    int32_t last = of.split_end()[stretch_index()];
+    const int32_t opener = half == 0 ? begun : stretch_index();
+    if (half == 0) last = begun < 0 ? -1 : of.split_end()[begun];
+    // The first and the last have work; between them, those that do not end where they begin. Two at once a lane.
+    const auto kv = of.worker_kv();
+    int32_t pieces = lane() % 16 == 0 ? 2 : 0;
     if (last >= 0) {
 #pragma unroll 1
-      for (int32_t i = opener + static_cast<int32_t>(lane() % 16); i <= last; i += 16) pieces += of.has_work(i);
+      for (int32_t i = opener + 1 + static_cast<int32_t>(lane() % 16); i < last; i += 32) {
+        pieces += (kv[i] != kv[i + 1]) + (kv[min(i + 16, last)] != kv[min(i + 17, last)]);
+      }
     }
 #pragma unroll
     for (int step = 1; step < 16; step *= 2) pieces += __shfl_xor_sync(0xffffffff, pieces, step);
