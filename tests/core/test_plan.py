@@ -8,9 +8,14 @@ import re
 import pytest
 import torch
 
+from attnloom.core.plan import PlanKey
+from attnloom.core.plan_input import PlanInput
+from attnloom.core.planner import HOST
+from attnloom.core.tiles import Costs
 from tests.core.planning import scan
 from tests.core.strategies import PlanCase
 
+COSTS = Costs(item=640, item_row=8, kv_tile=256, row=4)
 CASE = PlanCase([1, 40, 1], [900, 300, 0], 4, 2, 5, None, 0)
 
 
@@ -62,3 +67,19 @@ def test_num_splits_counts_the_items_of_several_workers(lockstep: int) -> None:
     for worker, tile, head, _, _ in plan.pieces():
         workers.setdefault((tile, head), set()).add(worker)
     assert plan.num_splits == sum(len(who) > 1 for who in workers.values()) > 0
+
+
+@pytest.mark.parametrize("lockstep", [1, 2])
+def test_a_grid_of_cuda_has_room_for_the_stretches(lockstep: int) -> None:
+    lengths = torch.tensor([5], dtype=torch.int32)
+    key = PlanKey(4, 2, 16, 128, 64, None, 0, torch.device("cuda", 0))
+
+    def check(num_workers: int, key: PlanKey) -> None:
+        PlanInput(torch.tensor([0, 1], dtype=torch.int32), lengths, key, num_workers, COSTS, lockstep).check(HOST)
+
+    check(65535 * lockstep, key)
+    check(65536 * lockstep, key._replace(device=HOST))
+    with pytest.raises(
+        ValueError, match=rf"num_workers={65536 * lockstep}: expected at most {65535 * lockstep} on a GPU"
+    ):
+        check(65536 * lockstep, key)
