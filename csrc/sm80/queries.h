@@ -102,6 +102,25 @@ struct Queries {
   static __device__ void share(const Cta<S>& cta, const Work<S>& work, int rows, char* to) {
     constexpr int kChunks = S::kDim / 8;
     constexpr bool kAsTheyLie = !S::Variant::kHasQueryTransform && sizeof(typename S::Key) == 2;
+    // Where the CTA takes whole rows at once, of whole queries, a thread goes from query to query by one stride.
+    if constexpr (kAsTheyLie && S::kThreads % kChunks == 0) {
+      constexpr int kAtOnce = S::kThreads / kChunks;
+      const int queries = cta.p.by_group.divide(kAtOnce);
+      if (queries * cta.p.group == kAtOnce) {
+        const int thread = thread_anew();
+        const int chunk = thread % kChunks;
+        const int first = thread / kChunks;
+        const int there = work.rows - first;
+        const char* from = reinterpret_cast<const char*>(Row(cta, work, first).from + chunk * 8);
+#pragma unroll 4
+        for (int past = 0; past < rows; past += kAtOnce) {
+          copy_async(chunk_address(shared_address(to), past + first, S::kPitchQ, chunk), from, past < there);
+          from = multiply_add(queries, static_cast<int32_t>(cta.p.q.stride_row) * static_cast<int32_t>(sizeof(Scalar)),
+                              from);
+        }
+        return;
+      }
+    }
 #pragma unroll 4
     for (int first = 0; first < rows * kChunks; first += S::kThreads) {
       const int thread = thread_anew();
