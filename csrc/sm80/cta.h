@@ -64,6 +64,7 @@ struct Cta {
     int32_t last = of.split_end()[stretch_index()];
     const int32_t opener = half == 0 ? begun : stretch_index();
     if (half == 0) last = begun < 0 ? -1 : of.split_end()[begun];
+    if (__all_sync(0xffffffff, last < 0)) return;  // only whole items: nobody asks
     // The first and the last have work; between them, those that do not end where they begin. Two at once a lane.
     const auto kv = of.worker_kv();
     int32_t pieces = lane() % 16 == 0 ? 2 : 0;

@@ -35,8 +35,6 @@ __device__ __forceinline__ void copy_async(uint32_t to, const char* base, uint32
 __device__ __forceinline__ void copy_word(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from));
 }
-// Brings what lies there on its way to the L2.
-__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(from)); }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::); }
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {

@@ -32,7 +32,9 @@ struct Tall {
       S::Variant::kHasLogitsTransform || S::Variant::kHasLogitsMask
           ? 1
           : (sizeof(typename S::Key) == 1 || sizeof(typename S::Value) == 1 ? 2 : kMostGroups);
-  static constexpr int kPart = kGroups * 16;
+  // Where the band hides tokens of the tile: parts that none of the warp's rows sees are left out. In kAlike all tiles
+  // have the same parts, since other rows decide which tiles the band cuts.
+  static constexpr int kBandGroups = S::kAlike ? kGroups : smaller(kGroups, 2);
 
   const Cta<S>& cta;
   bool asked = false;  // the queries of the next piece are on their way
@@ -89,32 +91,10 @@ struct Tall {
     if constexpr (S::kAlike) {
       while (chunks.over_at(tiles.tile)) turn(work, tiles.tile);
     }
-#pragma unroll 1
-    for (int part = 0; part < S::kTileKv / kPart; ++part) {
-      const Columns<2 * kGroups> columns{tiles.tile * S::kTileKv + part * kPart,
-                                         shared_address(cta.positions(stage) + part * kPart)};
-      if (!free && (columns.first >= seen().any.end || columns.first + kPart <= seen().any.begin)) continue;
-      const uint32_t lane = cta.lane();
-      const uint32_t queries = shared_address(shared_memory + S::kTallQueriesAt + first_row() * S::kPitchQ);
-      float score[kFragments][2 * kGroups][4];
-      multiply_keys<S, typename S::Scalar, kGroups, kFragments>(
-          [&](int group) { return cta.keys_of(stage, part * kGroups) + offset_of<S::kPitchK>(group); }, lane,
-          [&](int step, int m, uint32_t (&fragment)[4]) { Queries<S>::fragment(queries, m, step, lane, fragment); },
-          score);
-      take_totals();
-      Softmax<S, kFragments, 2 * kGroups>::weigh(cta, work, first_row(), columns, free, tiles.is_full(cta), score,
-                                                 rows);
-      keep_totals();
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        uint32_t weights[kFragments][4];
-#pragma unroll
-        for (int m = 0; m < kFragments; ++m) {
-          pack_weights<typename S::Scalar>(score[m][2 * group], score[m][2 * group + 1], weights[m]);
-        }
-        add_values<S, typename S::Scalar, kFragments>(
-            cta.values_of(stage, part * kGroups) + offset_of<S::kPitchV>(group), lane, weights, rows);
-      }
+    if (free) {
+      compute_parts<kGroups, true>(work, tiles, stage);
+    } else {
+      compute_parts<kBandGroups, false>(work, tiles, stage);
     }
   }
 
@@ -169,6 +149,38 @@ struct Tall {
     float factor = S::Variant::kHasValueTransform ? 1.0f : cta.p.v_scale;
     if constexpr (S::Variant::kSoftmax) factor = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
     return {factor, sum == 0.0f ? ATTNLOOM_NEG_INF : (rows[m].peak[half] + fast_log2(sum)) * kLn2};
+  }
+
+  // A tile in parts of kCount groups of 16 tokens.
+  template <int kCount, bool kFree>
+  __device__ __forceinline__ void compute_parts(const Work<S>& work, const KvTiles<S>& tiles, int stage) {
+#pragma unroll 1
+    for (int part = 0; part < S::kTileKv / (16 * kCount); ++part) {
+      const Columns<2 * kCount> columns{tiles.tile * S::kTileKv + part * (16 * kCount),
+                                        shared_address(cta.positions(stage) + part * (16 * kCount))};
+      if (!kFree && (columns.first >= seen().any.end || columns.first + 16 * kCount <= seen().any.begin)) continue;
+      const uint32_t lane = cta.lane();
+      const uint32_t queries = shared_address(shared_memory + S::kTallQueriesAt + first_row() * S::kPitchQ);
+      float score[kFragments][2 * kCount][4];
+      multiply_keys<S, typename S::Scalar, kCount, kFragments>(
+          [&](int group) { return cta.keys_of(stage, part * kCount) + offset_of<S::kPitchK>(group); }, lane,
+          [&](int step, int m, uint32_t (&fragment)[4]) { Queries<S>::fragment(queries, m, step, lane, fragment); },
+          score);
+      take_totals();
+      Softmax<S, kFragments, 2 * kCount>::weigh(cta, work, first_row(), columns, kFree || columns.inside(seen().free),
+                                                tiles.is_full(cta), score, rows);
+      keep_totals();
+#pragma unroll
+      for (int group = 0; group < kCount; ++group) {
+        uint32_t weights[kFragments][4];
+#pragma unroll
+        for (int m = 0; m < kFragments; ++m) {
+          pack_weights<typename S::Scalar>(score[m][2 * group], score[m][2 * group + 1], weights[m]);
+        }
+        add_values<S, typename S::Scalar, kFragments>(
+            cta.values_of(stage, part * kCount) + offset_of<S::kPitchV>(group), lane, weights, rows);
+      }
+    }
   }
 
   // kAlike: a chunk is over before KV tile `tile`.

@@ -61,10 +61,6 @@ struct Work {
     keys = head_of(cta.p.k);
     values = head_of(cta.p.v);
     see(cta, plan.header());
-    if (tiles.begin < tiles.end) {  // the first page ids, which the loader asks for next
-      const int32_t entry = cta.p.by_block_size.divide(max(tiles.begin * S::kTileKv, any.begin));
-      prefetch(multiply_add(entry, static_cast<int32_t>(layout.index_stride) * 4, blocks));
-    }
   }
 
   // Row `index` of the query tile.

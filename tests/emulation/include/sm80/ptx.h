@@ -69,7 +69,6 @@ inline void copy_async(uint32_t to, const char* base, uint32_t offset, uint32_t 
   start_copy(to, offset == kNowhere ? nullptr : base + static_cast<uint64_t>(offset) * unit, 16);
 }
 inline void copy_word(uint32_t to, const void* from) { start_copy(to, from, 4); }
-inline void prefetch(const void*) {}
 inline void commit_copies() {
   Copies& copies = copies_of_thread();
   copies.groups.push_back(std::move(copies.open));
