@@ -21,6 +21,7 @@ constexpr int kSharedTiles = 4096;  // as many tiles keep their prefix sum in sh
 struct Shared {
   int64_t costs_of_warps[kWarps];
   int32_t first_tile[kThreads];  // of each request of a round, counted from the round's first
+  int32_t first_rank[kThreads];  // its rank in the batch, among tall tiles or among the others
   int64_t prefix[kSharedTiles + 1];
 };
 
@@ -67,53 +68,87 @@ __device__ inline int32_t request_of(const int32_t* first_tile, int32_t requests
   return low;
 }
 
-// Fills the tile arrays and the prefix sums; returns the number of tiles, -1 when they exceed the capacity. A round
-// takes as many requests as there are threads, and inside it as many tiles at a time.
+// Tall query tiles of all requests.
+__device__ inline int64_t count_tall(const PlanHeader& header, const PlanInput& in, Shared& shared) {
+  if (header.tile_q <= header.tile_q_short) return 0;
+  int64_t own = 0;
+  for (int32_t request = threadIdx.x; request < header.num_requests; request += blockDim.x) {
+    const int32_t qo_len = in.qo_indptr[request + 1] - in.qo_indptr[request];
+    if (is_tall(header, qo_len)) own += tiles_of_request(header, qo_len);
+  }
+  int64_t all;
+  sum_before(own, shared.costs_of_warps, all);
+  __syncthreads();
+  return all;
+}
+
+// Fills the tile arrays, and for each tile `costs`, over all kv heads of the line; returns the number of tiles, -1 when
+// they exceed the capacity. A round takes as many requests as there are threads, and inside it as many tiles at a time.
 __device__ inline int32_t fill_tiles(PlanView<int32_t> plan, const PlanHeader& header, const PlanInput& in,
-                                     int64_t* prefix, Shared& shared) {
+                                     int64_t* costs, Shared& shared) {
   const int32_t threads = blockDim.x;
   const int32_t thread = threadIdx.x;
   const int32_t heads_of_line = header.num_kv_heads / header.lockstep;
-  int32_t tiles = 0;
-  int64_t cost = 0;
+  const int64_t all_tall = count_tall(header, in, shared);
+  if (all_tall > header.tile_capacity) return -1;
+  const Deal deal(static_cast<int32_t>(all_tall), plan.num_stretches);
+  int32_t tall = 0;    // tiles of rounds before
+  int32_t others = 0;  // likewise
   for (int32_t first = 0; first < header.num_requests; first += threads) {
     const int32_t request = first + thread;
     int64_t count = 0;
+    bool of_tall = false;
     if (request < header.num_requests) {
       const int32_t begin = in.qo_indptr[request];
       plan.qo_indptr()[request] = begin;
       const int32_t qo_len = in.qo_indptr[request + 1] - begin;
       count = qo_len > 0 ? tiles_of_request(header, qo_len) : 0;
+      of_tall = is_tall(header, qo_len);
     }
     int64_t of_round;
     const int64_t before = sum_before(count, shared.costs_of_warps, of_round);
-    if (tiles + of_round > header.tile_capacity) return -1;
-    shared.first_tile[thread] = static_cast<int32_t>(before);
-    __syncthreads();
-    for (int32_t base = 0; base < of_round; base += threads) {
-      const int32_t index = base + thread;
-      const int32_t tile = tiles + index;
-      int64_t own = 0;
-      if (index < of_round) {
-        const int32_t requests = static_cast<int32_t>(min_of(threads, header.num_requests - first));
-        const int32_t local = request_of(shared.first_tile, requests, index);
-        fill_tile(plan, in, first + local, index - shared.first_tile[local], tile);
-        own = heads_of_line * item_cost(in.cost, plan.tile_rows()[tile], plan.tile_kv_tiles()[tile]);
-      }
-      int64_t of_tiles;
-      const int64_t place = cost + sum_before(own, shared.costs_of_warps, of_tiles);
-      if (index < of_round) prefix[tile] = place;
-      cost += of_tiles;
+    int64_t tall_of_round = 0;
+    int64_t tall_before = 0;
+    if (deal.tall > 0) {
       __syncthreads();
+      tall_before = sum_before(of_tall ? count : 0, shared.costs_of_warps, tall_of_round);
     }
-    tiles += static_cast<int32_t>(of_round);
+    // Tall tiles of later rounds lie before the others of this one.
+    const int64_t others_of_round = of_round - tall_of_round;
+    if (deal.tall + others + others_of_round > header.tile_capacity) return -1;
+    shared.first_tile[thread] = static_cast<int32_t>(before);
+    shared.first_rank[thread] = static_cast<int32_t>(of_tall ? tall + tall_before : others + before - tall_before);
+    __syncthreads();
+    const int32_t requests = static_cast<int32_t>(min_of(threads, header.num_requests - first));
+    for (int32_t tile = thread; tile < of_round; tile += threads) {
+      const int32_t local = request_of(shared.first_tile, requests, tile);
+      const int32_t index = tile - shared.first_tile[local];
+      const int32_t qo_len = in.qo_indptr[first + local + 1] - in.qo_indptr[first + local];
+      const int32_t place = deal.place(is_tall(header, qo_len), shared.first_rank[local] + index);
+      fill_tile(plan, in, first + local, index, place);
+      costs[place] = heads_of_line * item_cost(in.cost, plan.tile_rows()[place], plan.tile_kv_tiles()[place]);
+    }
+    tall += static_cast<int32_t>(tall_of_round);
+    others += static_cast<int32_t>(others_of_round);
     __syncthreads();
   }
-  if (thread == 0) {
-    plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
-    prefix[tiles] = cost;
+  if (thread == 0) plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
+  return tall + others;
+}
+
+// Makes prefix sums of the costs of `tiles` tiles, in their place.
+__device__ inline void sum_costs(int64_t* costs, int32_t tiles, Shared& shared) {
+  int64_t sum = 0;
+  for (int32_t base = 0; base < tiles; base += blockDim.x) {
+    const int32_t tile = base + threadIdx.x;
+    const int64_t own = tile < tiles ? costs[tile] : 0;
+    int64_t of_round;
+    const int64_t before = sum_before(own, shared.costs_of_warps, of_round);
+    if (tile < tiles) costs[tile] = sum + before;
+    sum += of_round;
+    __syncthreads();
   }
-  return tiles;
+  if (threadIdx.x == 0) costs[tiles] = sum;
 }
 
 // The whole plan. The header comes by value, complete but for num_tiles.
@@ -127,6 +162,7 @@ __device__ inline void make_plan(const PlanParams& params, const PlanHeader& giv
   __syncthreads();
   int64_t* prefix = given.tile_capacity <= kSharedTiles ? shared.prefix : params.prefix;
   const int32_t tiles = fill_tiles(plan, given, in, prefix, shared);
+  if (tiles >= 0) sum_costs(prefix, tiles, shared);
   if (threadIdx.x == 0) header.num_tiles = tiles < 0 ? 0 : tiles;
   __syncthreads();
   int64_t dearest = 0;

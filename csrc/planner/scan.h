@@ -52,6 +52,32 @@ ATTNLOOM_HD int64_t tiles_of_request(const PlanHeader& plan, int32_t qo_len) {
   return (rows + tile_q - 1) / tile_q;
 }
 
+// Whether a request's query tiles are tall, in a plan that has such tiles beside short ones.
+ATTNLOOM_HD bool is_tall(const PlanHeader& plan, int32_t qo_len) {
+  return plan.tile_q > plan.tile_q_short && folded_rows(plan, qo_len) > plan.tile_q_short;
+}
+
+// Where the query tiles lie in the line: tall ones first, dealt to the stretches in turn, then the others, both in the
+// order of the requests. So all stretches work on one request at a time, whose KV they find in the L2 cache, and each
+// gets tiles from all over a causal triangle, not only long or only short ones.
+struct Deal {
+  int32_t tall;       // tiles that are dealt
+  int32_t stretches;  // to so many
+  int32_t each;       // tiles that every stretch gets,
+  int32_t more;       // and stretches, the first ones, that get one more
+
+  ATTNLOOM_HD Deal(int32_t tall, int32_t stretches)
+      : tall(tall), stretches(stretches), each(tall / stretches), more(tall % stretches) {}
+
+  // Of a tall tile (or of another), before which there are `rank` tall tiles (or others).
+  ATTNLOOM_HD int32_t place(bool of_tall, int32_t rank) const {
+    if (!of_tall) return tall + rank;
+    const int32_t round = rank / stretches;
+    const int32_t stretch = rank - round * stretches;
+    return stretch * each + (stretch < more ? stretch : more) + round;
+  }
+};
+
 // KV tiles that some row of a query tile may see: rows [row, row + rows) of a request with these lengths.
 ATTNLOOM_HD int32_t visible_kv_tiles(const PlanHeader& plan, const PlanInput& in, int32_t request, int32_t row,
                                      int32_t rows, int32_t qo_len, int32_t kv_len) {
@@ -213,21 +239,34 @@ ATTNLOOM_HD int32_t chunk_states_of(PlanView<const int32_t> plan, int32_t stretc
 inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* prefix) {
   PlanHeader& header = *reinterpret_cast<PlanHeader*>(plan.buffer);
   const int32_t heads_of_line = header.num_kv_heads / header.lockstep;
-  int32_t tile = 0;
-  int64_t sum = 0;
+  int64_t tall = 0;
+  int64_t tiles = 0;
+  for (int32_t request = 0; request < header.num_requests; ++request) {
+    const int32_t qo_len = in.qo_indptr[request + 1] - in.qo_indptr[request];
+    const int64_t count = tiles_of_request(header, qo_len);
+    if (is_tall(header, qo_len)) tall += count;
+    tiles += count;
+  }
+  if (tiles > header.tile_capacity) return -1;
+  header.num_tiles = static_cast<int32_t>(tiles);
+  const Deal deal(static_cast<int32_t>(tall), plan.num_stretches);
+  int32_t ranks[2] = {0, 0};  // of the next tile: of those that are not tall, of those that are
   for (int32_t request = 0; request < header.num_requests; ++request) {
     plan.qo_indptr()[request] = in.qo_indptr[request];
-    const int64_t count = tiles_of_request(header, in.qo_indptr[request + 1] - in.qo_indptr[request]);
-    if (tile + count > header.tile_capacity) return -1;
-    for (int32_t index = 0; index < count; ++index, ++tile) {
-      fill_tile(plan, in, request, index, tile);
-      prefix[tile] = sum;
-      sum += heads_of_line * item_cost(in.cost, plan.tile_rows()[tile], plan.tile_kv_tiles()[tile]);
+    const int32_t qo_len = in.qo_indptr[request + 1] - in.qo_indptr[request];
+    const bool of_tall = is_tall(header, qo_len);
+    const int64_t count = tiles_of_request(header, qo_len);
+    for (int32_t index = 0; index < count; ++index) {
+      fill_tile(plan, in, request, index, deal.place(of_tall, ranks[of_tall]++));
     }
   }
   plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
-  prefix[tile] = sum;
-  header.num_tiles = tile;
+  int64_t sum = 0;
+  for (int32_t tile = 0; tile < header.num_tiles; ++tile) {
+    prefix[tile] = sum;
+    sum += heads_of_line * item_cost(in.cost, plan.tile_rows()[tile], plan.tile_kv_tiles()[tile]);
+  }
+  prefix[header.num_tiles] = sum;
   const PlanView<const int32_t> made{plan.buffer};
   int64_t dearest = 0;
   int64_t before = 0;
@@ -248,7 +287,7 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
     const int32_t states = chunk_states_of(made, stretch);
     if (header.chunk_states < states) header.chunk_states = states;
   }
-  return tile;
+  return tiles;
 }
 
 }  // namespace attnloom

@@ -67,16 +67,30 @@ def tiles(
     tile_kv: int,
     left: int | None,
     right: int | None,
+    stretches: int,
 ) -> list[Tile]:
-    result = []
+    """The line of query tiles.
+
+    Requests with more folded rows than a short tile has come first, where the plan has taller tiles for them. Their
+    tiles are dealt like cards, one after the other to each of the stretches in turn; then come the cards of the first
+    stretch, those of the second, and so on. All other tiles follow in the order of the requests.
+    """
+    hands: list[list[Tile]] = [[] for _ in range(stretches)]
+    others = []
+    dealt = 0
     for request, (qo_len, kv_len) in enumerate(zip(qo_lens, kv_lens, strict=True)):
         folded = qo_len * group
         height = tile_q_short if folded <= tile_q_short else tile_q
         for row in range(0, folded, height):
             rows = min(height, folded - row)
             seen = visible_kv_tiles(qo_len, kv_len, group, range(row, row + rows), tile_kv, left, right)
-            result.append(Tile(request, row, rows, seen))
-    return result
+            tile = Tile(request, row, rows, seen)
+            if folded > tile_q_short and tile_q > tile_q_short:
+                hands[dealt % stretches].append(tile)
+                dealt += 1
+            else:
+                others.append(tile)
+    return [tile for hand in hands for tile in hand] + others
 
 
 def starts(

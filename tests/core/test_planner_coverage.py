@@ -40,6 +40,7 @@ def test_work_is_covered_once(case: PlanCase) -> None:
         tile_kv=TILE_KV,
         left=case.left,
         right=case.right,
+        stretches=case.stretches,
     )
     done: Counter[tuple[int, int, int]] = Counter()
     for worker, tile, head, begin, end in plan.pieces():

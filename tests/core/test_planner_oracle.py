@@ -26,6 +26,7 @@ def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
         tile_kv=TILE_KV,
         left=case.left,
         right=case.right,
+        stretches=case.stretches,
     )
     assert plan.num_tiles == len(line)
     assert plan.tile_request.tolist() == [tile.request for tile in line]
@@ -94,6 +95,7 @@ def test_room_for_the_states_of_chunks_is_bounded_on_a_gpu(case: PlanCase, room:
         tile_q_short=tiles[0],
         tile_q=tiles[1],
         tile_kv=TILE_KV,
+        stretches=case.stretches,
         **band,
     )
     starts = planner_oracle.starts(line, heads // case.lockstep, case.stretches, COSTS, chunk, room)
