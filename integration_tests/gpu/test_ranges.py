@@ -14,8 +14,8 @@ from attnloom.core.params import Value, pack
 from attnloom.core.plan import Plan
 from attnloom.core.plan_input import DeclaredRange
 from attnloom.core.planner import plan_scan
+from integration_tests.gpu.planning import arrays
 from integration_tests.gpu.problem import HEAD_DIM, NUM_KV_HEADS, NUM_QO_HEADS, Problem, engine_of
-from integration_tests.gpu.test_planner import arrays
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -61,6 +61,7 @@ def test_plans_equal_the_hosts(variant: Variant) -> None:
         ([1] * 5, [3000, 0, 64, 1, 2500]),
         ([300, 1, 70], [900, 3000, 70]),
         ([4] * 4, [5, 100, 1000, 3000]),
+        ([1, 2900, 0, 4, 2900, 1, 300], [70, 2900, 9, 900, 3000, 3000, 301]),
     ):
         problem = Problem(qo_lens, kv_lens, longest=3000)
         host = cases(variant, problem)

@@ -10,8 +10,7 @@ import torch
 
 from attnloom.core.device_plan import plan_from_host
 from attnloom.core.plan import Plan
-from attnloom.core.plan_input import PlanInput
-from integration_tests.gpu.test_planner import Batch, arrays, device, layout_of
+from integration_tests.gpu.planning import Batch, arrays, gpu, layout_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -19,22 +18,13 @@ BUSY_CYCLES = 200_000_000  # of the stream before the first copy: about a tenth 
 
 
 def staged(batch: Batch, into: Plan | None = None) -> Plan:
-    indptr = torch.tensor([0, *batch.qo_lens], dtype=torch.int32).cumsum(0).to(torch.int32)
-    given = PlanInput(
-        indptr,
-        torch.tensor(batch.kv_lens, dtype=torch.int32),
-        batch.key,
-        num_workers=batch.num_workers,
-        lockstep=batch.lockstep,
-        costs=batch.costs,
-        layout=layout_of(len(batch.qo_lens), batch.positions, device()),
-    )
-    return plan_from_host(given, into=into)
+    layout = layout_of(len(batch.qo_lens), batch.positions, batch.key.device)
+    return plan_from_host(batch.given("cpu")._replace(layout=layout), into=into)
 
 
 def batches(count: int) -> list[Batch]:
     rng = random.Random(11)
-    made = [Batch(rng) for _ in range(count)]
+    made = [Batch(rng, gpu()) for _ in range(count)]
     for batch in made:
         batch.slack = 0
     return made
@@ -56,7 +46,7 @@ def test_plans_made_before_the_first_copy_is_done() -> None:
 def test_plans_in_the_same_buffer_follow_each_other() -> None:
     """Each plan is copied to where the last one lay; a reader between two of them sees the first."""
     rng = random.Random(5)
-    first = Batch(rng)
+    first = Batch(rng, gpu())
     first.qo_lens, first.kv_lens, first.slack, first.positions = [1] * 50, [100] * 50, 0, False
     torch.cuda.synchronize()
     done = torch.cuda.Event()

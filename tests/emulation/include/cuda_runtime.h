@@ -43,6 +43,7 @@ struct dim3 {
 };
 #define threadIdx (emulation::Place{emulation::thread(), 0, 0})
 #define blockIdx (emulation::block())
+#define blockDim (emulation::Place{emulation::threads(), 1, 1})
 #define gridDim (emulation::grid())
 
 // Where threads meet.
@@ -67,6 +68,18 @@ template <typename T>
 T __shfl_xor_sync(uint32_t lanes, T value, int by) {
   return __shfl_sync(lanes, value, (emulation::thread() % 32) ^ by);
 }
+template <typename T>
+T __shfl_up_sync(uint32_t lanes, T value, uint32_t by) {
+  static_assert(sizeof(T) == 8);
+  uint32_t words[2];
+  std::memcpy(words, &value, 8);
+  const emulation::Given& given = emulation::meet(lanes, "__shfl_up_sync", {words[0], words[1]});
+  const uint32_t lane = emulation::thread() % 32;
+  if (lane < by) return value;
+  if ((lanes >> (lane - by) & 1) == 0) emulation::fail("__shfl_up_sync of lanes %08x from lane %u", lanes, lane - by);
+  std::memcpy(&value, given.of_lane[lane - by], 8);
+  return value;
+}
 inline uint32_t __ballot_sync(uint32_t lanes, bool value) {
   const emulation::Given& given = emulation::meet(lanes, "__ballot_sync", {value});
   uint32_t all = 0;
@@ -88,6 +101,12 @@ inline int32_t atomicAdd(int32_t* to, int32_t value) {
   const int32_t before = *to;
   *to += value;
   emulation::pause();  // others see it before this thread goes on
+  return before;
+}
+inline int32_t atomicMax(int32_t* to, int32_t value) {
+  const int32_t before = *to;
+  *to = before < value ? value : before;
+  emulation::pause();
   return before;
 }
 template <typename T>
