@@ -16,7 +16,7 @@ class Stretch:
     """Neighbouring columns of the pattern that a row sees.
 
     Attributes:
-        row: the query tile.
+        row: the query tile, in the order of the requests.
         request: whose it is.
         begin, width: KV slots.
         shared: other requests use them too.
@@ -34,8 +34,9 @@ def pattern(step: Lengths, plan: Plan) -> tuple[list[Stretch], int]:
     ranges, columns = _slots(step)
     group = plan.key.num_qo_heads // plan.key.num_kv_heads
     stretches = []
+    # In the plan's line tall query tiles come first, and not request by request.
     tiles = zip(plan.tile_request.tolist(), plan.tile_row.tolist(), plan.tile_rows.tolist(), strict=True)
-    for row, (request, first_row, rows) in enumerate(tiles):
+    for row, (request, first_row, rows) in enumerate(sorted(tiles)):
         kv, past = step.kv[request], step.kv[request] - step.q[request]
         first, last = past + first_row // group, past + (first_row + rows - 1) // group
         begin = 0 if plan.key.left is None else max(0, first - plan.key.left)

@@ -160,8 +160,8 @@ def _draw_pattern(axes: Any, step: Lengths, plan: Plan, colors: Sequence[Color])
 
 
 def _tops(plan: Plan) -> list[float]:
-    """The upper edge of each query tile, and the lower one of the last. A prefill leaves room for decodes."""
-    requests = plan.tile_request.tolist()
+    """The upper edge of each row of the pattern, and the lower one of the last. A prefill leaves room for decodes."""
+    requests = sorted(plan.tile_request.tolist())
     tiles = Counter(requests)
     tops = [0.0]
     for request in requests:
@@ -170,7 +170,7 @@ def _tops(plan: Plan) -> list[float]:
 
 
 def _mark_requests(axes: Any, plan: Plan, tops: Sequence[float]) -> None:
-    requests = plan.tile_request.tolist()
+    requests = sorted(plan.tile_request.tolist())
     tiles = Counter(requests)
     shown = sorted(tiles)[:: max(1, -(-len(tiles) // _NAMED_REQUESTS))]
     first = {request: requests.index(request) for request in shown}

@@ -35,11 +35,12 @@ def key_of(
     return PlanKey(num_qo_heads, num_kv_heads, *tiles, left, right, torch.device(device), chunk=chunk)
 
 
-def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS, key: PlanKey | None = None) -> Plan:
-    """The engine's plan of a case. key: another than of the tiles here on a CPU."""
+def scan(case: PlanCase, costs: planner_oracle.Costs = COSTS, key: PlanKey | None = None, tile_q: int = TILE_Q) -> Plan:
+    """The engine's plan of a case. key: another than of the tiles here on a CPU; tile_q: another tall one."""
     heads = case.num_kv_heads
     if key is None:
-        key = key_of(case.group * heads, heads, left=case.left, right=case.right, chunk=case.chunk)
+        tiles = (TILE_Q_SHORT, tile_q, TILE_KV)
+        key = key_of(case.group * heads, heads, left=case.left, right=case.right, tiles=tiles, chunk=case.chunk)
     return plan_scan(
         indptr(case.qo_lens),
         torch.tensor(case.kv_lens, dtype=torch.int32),

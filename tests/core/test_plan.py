@@ -62,7 +62,7 @@ def test_its_arrays_are_int32_views_of_one_buffer() -> None:
 
 @pytest.mark.parametrize("lockstep", [1, 2])
 def test_num_splits_counts_the_items_of_several_workers(lockstep: int) -> None:
-    plan = scan(dataclasses.replace(CASE, num_workers=6, lockstep=lockstep))
+    plan = scan(dataclasses.replace(CASE, num_workers=14, lockstep=lockstep))
     workers: dict[tuple[int, int], set[int]] = {}
     for worker, tile, head, _, _ in plan.pieces():
         workers.setdefault((tile, head), set()).add(worker)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnloom.core.abi import PlanHeader
@@ -15,14 +18,14 @@ from tests.core.planning import COSTS, TILE_KV, TILE_Q, TILE_Q_SHORT, key_of, sc
 from tests.core.strategies import PlanCase, examples, plan_cases
 
 
-def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
-    plan = scan(case, costs)
+def _same(case: PlanCase, costs: planner_oracle.Costs, tile_q: int = TILE_Q) -> None:
+    plan = scan(case, costs, tile_q=tile_q)
     line = planner_oracle.tiles(
         case.qo_lens,
         case.kv_lens,
         group=case.group,
         tile_q_short=TILE_Q_SHORT,
-        tile_q=TILE_Q,
+        tile_q=tile_q,
         tile_kv=TILE_KV,
         left=case.left,
         right=case.right,
@@ -49,9 +52,60 @@ def _same(case: PlanCase, costs: planner_oracle.Costs) -> None:
         kv_tile=st.integers(0, 300),
         row=st.integers(1, 20),
     ),
+    st.sampled_from((TILE_Q, TILE_Q, 128, TILE_Q_SHORT)),
 )
-def test_the_same_integers(case: PlanCase, costs: planner_oracle.Costs) -> None:
-    _same(case, costs)
+def test_the_same_integers(case: PlanCase, costs: planner_oracle.Costs, tile_q: int) -> None:
+    _same(case, costs, tile_q)
+
+
+def test_tall_tiles_are_dealt_and_short_ones_follow() -> None:
+    """Five tall tiles and three, to three stretches; the tiles of a request begin at rows 0, 32, ..."""
+    case = PlanCase([3, 160, 1, 70, 16], [9, 160, 5, 300, 64], 1, 2, 6, None, 0, lockstep=2)
+    plan = scan(case)
+    hands = [[(1, 0), (1, 96), (3, 32)], [(1, 32), (1, 128), (3, 64)], [(1, 64), (3, 0)]]
+    line = [*hands[0], *hands[1], *hands[2], (0, 0), (2, 0), (4, 0)]
+    assert list(zip(plan.tile_request.tolist(), plan.tile_row.tolist(), strict=True)) == line
+
+
+class _Line(NamedTuple):
+    """What of a case decides the order of its query tiles."""
+
+    tall: list[bool]  # of each request that has queries
+    dealt: int
+    stretches: int
+
+    @classmethod
+    def of(cls, case: PlanCase) -> _Line:
+        rows = [queries * case.group for queries in case.qo_lens if queries]
+        tall = [count > TILE_Q_SHORT for count in rows]
+        dealt = sum(-(-count // TILE_Q) for count in rows if count > TILE_Q_SHORT)
+        return cls(tall, dealt, case.stretches)
+
+
+_MIXES: dict[str, Callable[[_Line], bool]] = {
+    "several tall requests": lambda line: sum(line.tall) > 2 and not all(line.tall),
+    "short before tall": lambda line: (False, True) in pairwise(line.tall),
+    "tall before short": lambda line: (True, False) in pairwise(line.tall),
+    "more for some stretches": lambda line: line.dealt > line.stretches and line.dealt % line.stretches > 0,
+    "as many for each stretch": lambda line: line.dealt > line.stretches > 1 and line.dealt % line.stretches == 0,
+    "dealt and followed": lambda line: line.dealt > line.stretches > 1 and not all(line.tall),
+    "fewer than stretches": lambda line: 1 < line.dealt < line.stretches,
+}
+
+
+def test_the_cases_have_every_mix() -> None:
+    """Of tall and short requests, and of tall tiles and stretches: one case of 25 or more."""
+    lines: list[_Line] = []
+
+    @settings(max_examples=500, database=None, derandomize=True)
+    @given(plan_cases())
+    def draw(case: PlanCase) -> None:
+        lines.append(_Line.of(case))
+
+    draw()
+    assert len(lines) > 100
+    found = {name: sum(map(mix, lines)) for name, mix in _MIXES.items()}
+    assert min(found.values()) * 25 >= len(lines), found
 
 
 @pytest.mark.parametrize("num_workers", [1, 5, 132, 1000])

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 
 from attnloom.core.planner import plan_scan
 from attnloom.core.tiles import Costs
-from tests.core.planning import indptr, key_of, scan
+from tests.core.planning import TILE_Q, TILE_Q_SHORT, indptr, key_of, scan
 from tests.core.strategies import PlanCase, examples, plan_cases
 
 
@@ -48,12 +48,16 @@ def test_the_same_lengths_give_the_same_plan(case: PlanCase) -> None:
 @examples(2)
 @given(plan_cases())
 def test_the_tiles_do_not_depend_on_the_workers(case: PlanCase) -> None:
-    """The line of work is a function of the lengths; workers only cut it."""
-    one = scan(dataclasses.replace(case, num_workers=1, lockstep=1))
-    many = scan(case)
-    for name in ("tile_request", "tile_row", "tile_rows", "tile_kv_tiles"):
-        assert torch.equal(getattr(one, name), getattr(many, name)), name
-    assert int(one.worker_tiles().sum()) == int(many.worker_tiles().sum())
+    """They are a function of the lengths. How many stretches cut the line decides the order of tall ones in it."""
+    for tile_q in (TILE_Q_SHORT, TILE_Q):
+        one = scan(dataclasses.replace(case, num_workers=1, lockstep=1), tile_q=tile_q)
+        many = scan(case, tile_q=tile_q)
+        names = ("tile_request", "tile_row", "tile_rows", "tile_kv_tiles")
+        lines = [list(zip(*(getattr(plan, name).tolist() for name in names), strict=True)) for plan in (one, many)]
+        assert sorted(lines[0]) == sorted(lines[1])
+        if tile_q == TILE_Q_SHORT:
+            assert lines[0] == sorted(lines[0]) == lines[1]
+        assert int(one.worker_tiles().sum()) == int(many.worker_tiles().sum())
 
 
 @examples(2)
@@ -62,11 +66,11 @@ def test_doubling_the_workers_keeps_every_second_start(case: PlanCase) -> None:
     """Worker w of W begins where its share of the line does, so worker 2w of 2W begins at the same place.
 
     Where both plans cut items, that is: how many workers there are also decides whether they do. With a request as long
-    as the first one they do, unless there is one stretch.
+    as the first one they do, unless there is one stretch. And where no query tiles are dealt to as many as there are.
     """
     case = dataclasses.replace(case, qo_lens=[7, *case.qo_lens], kv_lens=[20_000, *case.kv_lens], left=None)
-    some = scan(case)
-    twice = scan(dataclasses.replace(case, num_workers=2 * case.num_workers))
+    some = scan(case, tile_q=TILE_Q_SHORT)
+    twice = scan(dataclasses.replace(case, num_workers=2 * case.num_workers), tile_q=TILE_Q_SHORT)
     assume(all(bool((plan.worker_kv > 0).any()) for plan in (some, twice)))
     assert torch.equal(twice.worker_tile[::2], some.worker_tile)
     assert torch.equal(twice.worker_head[::2], some.worker_head)

@@ -46,7 +46,7 @@ def check(module: ctypes.CDLL, batch: Batch, seed: int) -> None:
 
 
 def check_too_little_room(module: ctypes.CDLL, batch: Batch, capacity: int, seed: int) -> None:
-    """Where there is no room for the tiles, the device's plan is empty, and the host says so and writes none of them."""
+    """Without room for the tiles the device's plan is empty; the host says so, and writes nothing but the header."""
     plan = emulated(module, batch, capacity, seed)
     assert plan.num_tiles == 0 and not plan.pieces()
     given = batch.given("cpu")

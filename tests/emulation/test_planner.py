@@ -1,4 +1,4 @@
-"""The device planner without a GPU: its own text on fibres, in random order, beside the host's. As in test_kernels.py."""
+"""The device planner without a GPU: its own text on fibres, in random order, beside the host's; see test_kernels.py."""
 
 from __future__ import annotations
 

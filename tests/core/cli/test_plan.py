@@ -17,8 +17,10 @@ from attnloom.core.cli.pattern import pattern
 from attnloom.core.cli.picture import palette
 from attnloom.core.cli.plan import _plan
 from attnloom.core.plan import Plan
+from attnloom.core.planner import plan_scan
 from attnloom.core.tiles import CPU
 from tests.core.cli.helpers import DATA, attnloom
+from tests.core.planning import indptr
 
 TILE_Q, TILE_KV, COSTS = CPU.tiles.tile_q, CPU.tiles.tile_kv, CPU.tiles.costs
 STEPS = {
@@ -142,17 +144,21 @@ def test_bad_arguments(arguments: str, status: int, message: str) -> None:
     assert message in " ".join(ran.err.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("dealt", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 70])
 @pytest.mark.parametrize("name", STEPS)
-def test_the_pattern_is_what_the_queries_see(name: str, window: int | None) -> None:
-    """Element by element, against masks over (query, key) of each request."""
+def test_the_pattern_is_what_the_queries_see(name: str, window: int | None, dealt: bool) -> None:
+    """Element by element, against masks over (query, key) of each request; by request, in whatever order tiles lie."""
     step = STEPS[name]
     plan = planned(step, window=window)
+    if dealt:
+        key = plan.key._replace(tile_q_short=16, tile_q=128)
+        plan = plan_scan(indptr(step.q), torch.tensor(step.kv, dtype=torch.int32), key, num_workers=7, costs=COSTS)
     stretches, columns = pattern(step, plan)
     assert all(each.begin >= 0 and each.begin + each.width <= columns and each.width > 0 for each in stretches)
     group = 4
     for tile, (request, first, rows) in enumerate(
-        zip(plan.tile_request.tolist(), plan.tile_row.tolist(), plan.tile_rows.tolist(), strict=True)
+        sorted(zip(plan.tile_request.tolist(), plan.tile_row.tolist(), plan.tile_rows.tolist(), strict=True))
     ):
         q, kv = step.q[request], step.kv[request]
         queries = torch.arange(first, first + rows) // group + kv - q
