@@ -54,6 +54,11 @@ class Plan:
     finds it from the true lengths, and the last piece of an item runs to the item's end: a plan stays right when true
     lengths differ from the planned ones, and only the balance suffers.
 
+    Query tiles lie in the line in the order of the requests. Where ``key.tile_q > key.tile_q_short``, the tiles of
+    requests with more than ``tile_q_short`` folded rows come first, dealt to the S stretches in turn: tile r of them,
+    in the order of the requests, is number ``r // S`` of those dealt to stretch ``r % S``, which lie side by side. All
+    other tiles follow.
+
     Attributes:
         key: what it depends on besides lengths.
         num_requests: rows of the layout.
@@ -109,7 +114,7 @@ class Plan:
 
     @property
     def tile_request(self) -> Tensor:
-        """int32 ``[num_tiles]``: the request of a query tile."""
+        """int32 ``[num_tiles]``: the request of a query tile, in the order of the line; the next three likewise."""
         return self._array(6)
 
     @property

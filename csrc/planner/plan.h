@@ -4,6 +4,9 @@
 // An item is (query tile, kv head); the items of a step lie in one line: by tile, then by kv head, then by kv
 // tile inside the item. Worker w runs the contiguous stretch from start(w) to start(w + 1).
 //
+// Tiles lie in the order of the requests. Where tile_q is above tile_q_short, those of requests that do not fit into a
+// short tile come before all others, dealt to the stretches in turn (Deal in scan.h).
+//
 // With lockstep L > 1, L neighbouring workers run the same stretch, each on another kv head of a group of L: they read
 // the same pages at the same time, and heads of a token that lie side by side come from one row of DRAM. The line
 // then holds groups of heads, and everything per worker below is per stretch.
