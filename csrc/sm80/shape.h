@@ -100,7 +100,7 @@ struct Shape {
   static constexpr int kSharedBytes = kLoadersAt + kWarps * kLoaderBytes;
 
   // CTAs that share a multiprocessor of Hopper, as shared memory (227 KB and 1 KB of each CTA's) and registers allow.
-  static constexpr int kMostCtas = (kTall && !kAlike) || kDim > 128 ? 2 : (kDim > 64 ? 3 : 4);
+  static constexpr int kMostCtas = (kTall && !kAlike) || kDim > 128 ? 2 : (kDim > 64 || kAlike ? 3 : 4);
   static constexpr int kCtasPerSm = smaller(kMostCtas, (228 << 10) / (kSharedBytes + (1 << 10)));
   static_assert(kCtasPerSm > 0, "a CTA fits");
 };
