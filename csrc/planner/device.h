@@ -70,7 +70,7 @@ __device__ inline int32_t request_of(const int32_t* first_tile, int32_t requests
 
 // Tall query tiles of all requests.
 __device__ inline int64_t count_tall(const PlanHeader& header, const PlanInput& in, Shared& shared) {
-  if (header.tile_q <= header.tile_q_short) return 0;
+  if (!has_tall(header)) return 0;
   int64_t own = 0;
   for (int32_t request = threadIdx.x; request < header.num_requests; request += blockDim.x) {
     const int32_t qo_len = in.qo_indptr[request + 1] - in.qo_indptr[request];

@@ -52,9 +52,12 @@ ATTNLOOM_HD int64_t tiles_of_request(const PlanHeader& plan, int32_t qo_len) {
   return (rows + tile_q - 1) / tile_q;
 }
 
-// Whether a request's query tiles are tall, in a plan that has such tiles beside short ones.
+// Whether the plan has tall query tiles beside short ones.
+ATTNLOOM_HD bool has_tall(const PlanHeader& plan) { return plan.tile_q > plan.tile_q_short; }
+
+// Whether those of a request are tall.
 ATTNLOOM_HD bool is_tall(const PlanHeader& plan, int32_t qo_len) {
-  return plan.tile_q > plan.tile_q_short && folded_rows(plan, qo_len) > plan.tile_q_short;
+  return has_tall(plan) && folded_rows(plan, qo_len) > plan.tile_q_short;
 }
 
 // Where the query tiles lie in the line: tall ones first, dealt to the stretches in turn, then the others, both in the
@@ -239,27 +242,27 @@ ATTNLOOM_HD int32_t chunk_states_of(PlanView<const int32_t> plan, int32_t stretc
 inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* prefix) {
   PlanHeader& header = *reinterpret_cast<PlanHeader*>(plan.buffer);
   const int32_t heads_of_line = header.num_kv_heads / header.lockstep;
-  int64_t tall = 0;
-  int64_t tiles = 0;
-  for (int32_t request = 0; request < header.num_requests; ++request) {
+  int64_t all_tall = 0;
+  for (int32_t request = 0; has_tall(header) && request < header.num_requests; ++request) {
     const int32_t qo_len = in.qo_indptr[request + 1] - in.qo_indptr[request];
-    const int64_t count = tiles_of_request(header, qo_len);
-    if (is_tall(header, qo_len)) tall += count;
-    tiles += count;
+    if (is_tall(header, qo_len)) all_tall += tiles_of_request(header, qo_len);
   }
-  if (tiles > header.tile_capacity) return -1;
-  header.num_tiles = static_cast<int32_t>(tiles);
-  const Deal deal(static_cast<int32_t>(tall), plan.num_stretches);
-  int32_t ranks[2] = {0, 0};  // of the next tile: of those that are not tall, of those that are
+  if (all_tall > header.tile_capacity) return -1;
+  const Deal deal(static_cast<int32_t>(all_tall), plan.num_stretches);
+  int32_t tall = 0;
+  int32_t others = 0;
   for (int32_t request = 0; request < header.num_requests; ++request) {
     plan.qo_indptr()[request] = in.qo_indptr[request];
     const int32_t qo_len = in.qo_indptr[request + 1] - in.qo_indptr[request];
     const bool of_tall = is_tall(header, qo_len);
     const int64_t count = tiles_of_request(header, qo_len);
-    for (int32_t index = 0; index < count; ++index) {
-      fill_tile(plan, in, request, index, deal.place(of_tall, ranks[of_tall]++));
+    if (!of_tall && deal.tall + others + count > header.tile_capacity) return -1;
+    int32_t& rank = of_tall ? tall : others;
+    for (int32_t index = 0; index < count; ++index, ++rank) {
+      fill_tile(plan, in, request, index, deal.place(of_tall, rank));
     }
   }
+  header.num_tiles = tall + others;
   plan.qo_indptr()[header.num_requests] = in.qo_indptr[header.num_requests];
   int64_t sum = 0;
   for (int32_t tile = 0; tile < header.num_tiles; ++tile) {
@@ -287,7 +290,7 @@ inline int64_t plan_scan(PlanView<int32_t> plan, const PlanInput& in, int64_t* p
     const int32_t states = chunk_states_of(made, stretch);
     if (header.chunk_states < states) header.chunk_states = states;
   }
-  return tiles;
+  return header.num_tiles;
 }
 
 }  // namespace attnloom

@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from attnloom.core.abi import PLAN_HEADER_WORDS, PlanHeader
+from attnloom.core.abi import PlanHeader
 from attnloom.core.host import host_module
 from attnloom.core.plan import Plan
 from integration_tests.gpu.planning import Batch, arrays
@@ -46,14 +46,15 @@ def check(module: ctypes.CDLL, batch: Batch, seed: int) -> None:
 
 
 def check_too_little_room(module: ctypes.CDLL, batch: Batch, capacity: int, seed: int) -> None:
-    """Without room for the tiles the device's plan is empty; the host says so, and writes nothing but the header."""
+    """Without room for the tiles the device's plan is empty, the host says so, and neither writes outside of it."""
     plan = emulated(module, batch, capacity, seed)
     assert plan.num_tiles == 0 and not plan.pieces()
     given = batch.given("cpu")
-    buffer = torch.full((given.words_for(capacity) + GUARD,), POISON, dtype=torch.int32)
+    words = given.words_for(capacity)
+    buffer = torch.full((words + GUARD,), POISON, dtype=torch.int32)
     params, header = given.params(buffer), given.header(capacity)
     assert host_module().attnloom_plan_scan(ctypes.byref(params), ctypes.byref(header)) == -1 - given.num_requests
-    assert bool((buffer[PLAN_HEADER_WORDS:] == POISON).all())
+    assert bool((buffer[words:] == POISON).all())
 
 
 def short_before_tall() -> Batch:
