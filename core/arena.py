@@ -18,6 +18,9 @@ from attnloom.core.errors import AttnloomError
 from attnloom.core.streams import capturing, current_stream
 from attnloom.core.tiles import chunk_room
 
+_MOST_FLOATS = 2**33
+"""Of partial states: csrc/sm80/merge.h counts them by fours, in 32 bits with a sign."""
+
 
 class Room(NamedTuple):
     """States float32 ``[at least what was asked for]``, arrivals int32 ``[workers]``, all zero."""
@@ -49,10 +52,20 @@ def floats_of_chunks(num_workers: int, tile_q: int, head_dim_v: int, chunk_state
 
 
 def floats_on_gpu(num_workers: int, tile_q: int, head_dim_v: int, batch_invariant: bool) -> int:
-    """What a launch on a GPU takes, whose plan may lie there."""
+    """What a launch on a GPU takes, whose plan may lie there.
+
+    Raises:
+        ValueError: more than the kernels count.
+    """
     if batch_invariant:
         return floats_of_chunks(num_workers, tile_q, head_dim_v, chunk_room(tile_q))
-    return floats(num_workers, tile_q, head_dim_v)
+    needed = floats(num_workers, tile_q, head_dim_v)
+    if needed >= _MOST_FLOATS:
+        raise ValueError(
+            f"num_workers={num_workers}: expected partial states of less than {_MOST_FLOATS // 2**28} GiB, they take "
+            f"{needed / 2**28:.0f} GiB"
+        )
+    return needed
 
 
 class Arena(threading.local):
