@@ -14,7 +14,10 @@ from torch import Tensor
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 """Where everything here lies. The tests need a GPU; without one their parts can be tried out on a CPU."""
 
-STORAGES = ("nhd", "hnd", "kv_first", "kv_in_block", "interleaved", "view", "slot_major", "every_third_layer")
+STORAGES = (
+    *("nhd", "hnd", "kv_first", "kv_in_block", "interleaved", "view", "slot_major", "every_third_layer"),
+    "heads_apart",  # tokens lie alike in K and V, heads do not
+)
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -59,5 +62,7 @@ def caches(storage: str, blocks: int, page: int, heads: int, dim: int, dtype: to
         return k[2:-1, :-1, 1:-1, 16:], v[1:, 2:, :-1, :dim]
     if storage == "slot_major":
         return new(page, heads, blocks, dim).permute(2, 0, 1, 3), new(heads, page, blocks, dim).permute(2, 1, 0, 3)
+    if storage == "heads_apart":
+        return new(blocks, page, heads, 2 * dim)[..., dim:], new(blocks, page, 2, heads, dim)[:, :, 0]
     assert storage == "every_third_layer"
     return new(blocks, 3, page, heads, dim)[:, 1], new(blocks, 3, page, heads, dim)[:, 2]
