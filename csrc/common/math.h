@@ -27,6 +27,7 @@ ATTNLOOM_HD int32_t float_to_bits(float value) {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 ATTNLOOM_HD double bits_to_double(int64_t bits) {
   double value;
@@ -176,7 +177,7 @@ ATTNLOOM_HD Mantissa log_reduce(float x) {
 // -inf at 0, NaN below, inf at inf. By bits, not by a choice after a choice: what a compiler makes of two of them it
 // does not vectorise where x is the same for all columns.
 ATTNLOOM_HD float log_limits(float x, float value) {
-  const float reached = x > std::numeric_limits<float>::max() ? x : value;
+  const float reached = x > kLargest ? x : value;
   const int32_t defined = -static_cast<int32_t>(x > 0.0f);
   const float undefined = __builtin_sqrtf(x) - kInf;
   return bits_to_float((float_to_bits(reached) & defined) | (float_to_bits(undefined) & ~defined));
