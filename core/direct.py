@@ -40,10 +40,16 @@ from attnloom.core.templates import (
 
 if TYPE_CHECKING:
     from attnloom.core.attention import Attention
+    from attnloom.core.layout import BlockSparseLayout
     from attnloom.core.op import Call
     from attnloom.core.plan import Plan
 
 _MOST = 4096  # templates, or pairs of caches, that are kept
+
+
+def _numbers_of(plan: Plan, layout: BlockSparseLayout) -> tuple[int, int, int, int, int]:
+    """What a template depends on of a plan: Template.numbers."""
+    return (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q, plan.lockstep)
 
 
 class DirectPath:
@@ -242,18 +248,7 @@ class DirectPath:
     def _follow(self, engine: Attention, template: Template, plan: Plan) -> bool:
         """Whether a template serves another plan; if so, it is that plan's from now on."""
         layout = plan.layout
-        numbers = template.numbers
-        if (
-            layout is None
-            or (
-                plan.total_q,
-                plan.num_workers,
-                layout.block_size,
-                plan.key.tile_q,
-                plan.lockstep,
-            )
-            != numbers
-        ):
+        if layout is None or _numbers_of(plan, layout) != template.numbers:
             return False
         check_plan(engine, plan)
         template.words[PLAN_AT] = words_of(plan)
@@ -277,7 +272,7 @@ class DirectPath:
         layout = plan.layout
         if layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
-        numbers = (plan.total_q, plan.num_workers, layout.block_size, plan.key.tile_q, plan.lockstep)
+        numbers = _numbers_of(plan, layout)
         if any(isinstance(scale, Tensor) and scale.is_cuda for scale in given):
             check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says which
         scales = check_scales(engine, given)

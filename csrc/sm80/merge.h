@@ -134,7 +134,7 @@ struct Merge {
         : first(2 * of.cta.peer(of.split.opener) * of.cta.p.tile_q),
           step(2 * of.cta.lockstep() * of.cta.p.tile_q),
           last(first + (of.split.count - 1) * step) {}
-    // Of the last piece where there are fewer. Made anew: sixteen of them would be kept from round to round.
+    // Of the last piece where there are fewer. Made anew: the places of all would be kept from round to round.
     __device__ __forceinline__ int32_t of_piece(int32_t nth, int32_t tile_q) const {
       return min(max(first + nth * anew(step), first + tile_q), last);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from integration_tests.gpu.kernels import Kernel
 from integration_tests.gpu.storage import DEVICE, STORAGES
@@ -90,30 +91,44 @@ def draw(kernel: Kernel, index: int, num_workers: Sequence[int | None] = WORKERS
     positions = trees is None and rng.random() < 0.2
     if trees is not None or table == "token_table":
         block_size = 1
-    masked = kernel.case.by_position and not positions and rng.random() < 0.5
-    slack = rng.choice((0, 0, 1, 200, 200, -100))
     on_gpu = DEVICE.type == "cuda"
-    return Case(
-        seed=rng.randrange(2**31),
+    return complete(
+        rng,
+        kernel,
+        (0, 0, 1, 200, 200, -100),
         num_kv_heads=num_kv_heads,
         group=group,
         block_size=block_size,
-        storage=rng.choice(STORAGES),
         table=table,
         qo_lens=qo_lens,
         kv_lens=kv_lens,
-        planned=[max(0, length + rng.randint(min(0, slack), max(0, slack))) for length in kv_lens],
         left=left,
         right=right,
         positions=positions,
         trees=trees,
         num_workers=rng.choice(num_workers),
         planner=rng.choice(("host", "host", "device", "into")) if on_gpu else "host",
-        block_mask=masked,
+    )
+
+
+def complete(rng: random.Random, kernel: Kernel, slacks: Sequence[int], **given: Any) -> Case:
+    """A case of which what is not given is drawn: where and how it lies, what is planned, what is asked for.
+
+    Args:
+        slacks: up to how far planned lengths are from the true ones.
+    """
+    slack = rng.choice(slacks)
+    scaled = kernel.kv_dtype != kernel.dtype
+    return Case(
+        **given,
+        seed=rng.randrange(2**31),
+        storage=rng.choice(STORAGES),
+        planned=[max(0, length + rng.randint(min(0, slack), max(0, slack))) for length in given["kv_lens"]],
+        block_mask=kernel.case.by_position and not given["positions"] and rng.random() < 0.5,
         mode=rng.choice(("out", "lse", "lse", "state")),
         sm_scale=rng.choice((None, None, 0.2, -0.1)),
-        k_scale=1.0 if kernel.kv_dtype == kernel.dtype else rng.choice((1.0, 0.5)),
-        v_scale=1.0 if kernel.kv_dtype == kernel.dtype else rng.choice((1.0, 2.5)),
+        k_scale=rng.choice((1.0, 0.5)) if scaled else 1.0,
+        v_scale=rng.choice((1.0, 2.5)) if scaled else 1.0,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnloom import variants
 from attnloom.core.plan import Plan
-from integration_tests.gpu.problem import Problem, engine_of
+from integration_tests.gpu.problem import NUM_KV_HEADS, Problem, engine_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -76,7 +76,10 @@ def test_one_request_in_most_pieces() -> None:
     """All workers share one item of each kv head."""
     step = Step(Problem([1], [1], longest=LONG))
     step.replay([1], [LONG])
+    assert step.plan is not None and step.splits == NUM_KV_HEADS
+    assert int(step.plan.split_end.max()) == step.plan.num_workers // step.plan.lockstep - 1
     step.replay([1], [3])
+    assert step.splits == 0
 
 
 def test_rows_of_length_zero_and_padded_rows() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from integration_tests.gpu.cases import Case
+from integration_tests.gpu.cases import Case, complete
 from integration_tests.gpu.kernels import Kernel
-from integration_tests.gpu.storage import STORAGES
 
 KINDS = ("decode", "verify", "prefill", "mixed", "crowd", "long")
 
@@ -38,30 +37,22 @@ def draw(kernel: Kernel, kind: str, seed: int) -> Case:
     left, right = rng.choice(((None, 0), (None, 0), (None, None), (window, 0), (window, window)))
     block_size = rng.choice((1, 1, 3, 16, 16, 32))
     table = rng.choice(("page_table", "csr", "scattered", "token_table"))
-    positions = rng.random() < 0.25
-    slack = rng.choice((0, 0, 100, -60))
-    eighth = kernel.kv_dtype != kernel.dtype
-    return Case(
-        seed=rng.randrange(2**31),
+    return complete(
+        rng,
+        kernel,
+        (0, 0, 100, -60),
         num_kv_heads=num_kv_heads,
         group=group,
         block_size=1 if table == "token_table" else block_size,
-        storage=rng.choice(STORAGES),
         table=table,
         qo_lens=qo_lens,
         kv_lens=kv_lens,
-        planned=[max(0, length + rng.randint(min(0, slack), max(0, slack))) for length in kv_lens],
         left=left,
         right=right,
-        positions=positions,
+        positions=rng.random() < 0.25,
         trees=None,
         num_workers=num_workers,
         planner="host",
-        block_mask=kernel.case.by_position and not positions and rng.random() < 0.5,
-        mode=rng.choice(("out", "lse", "lse", "state")),
-        sm_scale=rng.choice((None, None, 0.2, -0.1)),
-        k_scale=rng.choice((1.0, 0.5)) if eighth else 1.0,
-        v_scale=rng.choice((1.0, 2.5)) if eighth else 1.0,
     )
 
 

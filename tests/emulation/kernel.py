@@ -16,19 +16,7 @@ from attnloom.core.engine_params import EngineParams
 from attnloom.core.launch import layout_tensors, rows_tensor
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import longest, plan_scan
-from attnloom.core.templates import (
-    ARENA_AT,
-    ARRIVALS_AT,
-    CACHES_AT,
-    HOOKS_AT,
-    LSE_AT,
-    OUT_AT,
-    PLAN_AT,
-    Q_AT,
-    Caches,
-    Template,
-    words_of,
-)
+from attnloom.core.templates import CACHES_AT, PLAN_AT, Caches, Template, words_of
 from attnloom.core.tiles import SM80, is_slim
 from integration_tests.gpu.batch import SPARE_ROWS, Batch, Output
 from integration_tests.gpu.cases import Case
@@ -124,13 +112,13 @@ class EmulatedKernel:
         room = floats_on_gpu(plan.num_workers, tile_q, kernel.head_dim, kernel.chunk > 0)
         states = torch.full((room,), math.nan)
         arrivals = torch.zeros(plan.num_workers, dtype=torch.int32)
-        words = template.words
-        words[CACHES_AT] = Caches(batch.k_cache, batch.v_cache, batch.layout.block_size).words
-        words[PLAN_AT] = words_of(plan)
-        words[Q_AT], words[OUT_AT] = batch.q.data_ptr(), output.view.data_ptr()
-        words[LSE_AT] = 0 if lse is None else lse.data_ptr()
-        words[ARENA_AT], words[ARRIVALS_AT] = states.data_ptr(), arrivals.data_ptr()
-        words[HOOKS_AT] = ctypes.addressof(self.words)
+        template.words[CACHES_AT] = Caches(batch.k_cache, batch.v_cache, batch.layout.block_size).words
+        template.words[PLAN_AT] = words_of(plan)
+        params = template.params
+        params.q.data, params.out.data = batch.q.data_ptr(), output.view.data_ptr()
+        params.lse = None if lse is None else lse.data_ptr()
+        params.arena, params.arrivals = states.data_ptr(), arrivals.data_ptr()
+        params.hook_params = ctypes.addressof(self.words)
         self._see(seed)
         assert self.module.attnloom_run(template.argument) == 0
         output.assert_untouched(case.total_q)
