@@ -76,7 +76,8 @@ def run(options: argparse.Namespace, results: Results) -> int:
             continue
         shown = "  ".join(f"{who} {median(each):.1f}" for who, each in found.times.items())
         errors = "  ".join(f"{who} {error:.2e}" for who, error in found.errors.items())
-        print(f"{name}: {shown} us; error {errors}", found.absent or "", flush=True)
+        read = f"; a plain read {median(found.read):.1f}" if found.read else ""
+        print(f"{name}: {shown} us{read}; error {errors}", found.absent or "", flush=True)
         if not options.peers_only:
             results.add(row_of(name, found, limits))
     return failed

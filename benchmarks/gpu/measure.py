@@ -13,11 +13,13 @@ from gpu.case import Case, Runner
 from gpu.ceilings import Ceilings
 from gpu.ours import ours
 from gpu.peers import PEERS, first_line
+from gpu.plain_read import plain_read
 from gpu.rows import ROWS
 from gpu.timing import graph_of, median, replay_times
 
 WORST_ERROR = 1e-2
 ERROR_LIMIT = 1.1  # ours over FA3's
+READ = "a plain read"
 
 
 class Failed(RuntimeError):
@@ -25,11 +27,15 @@ class Failed(RuntimeError):
 
 
 class Measured(NamedTuple):
-    """A row's times in us, ascending, and relative errors by name, and why those that are absent are."""
+    """A row's times in us, ascending, and relative errors by name, and why those that are absent are.
+
+    ``read``: times of a kernel that only reads as many bytes, in the same turns; empty where products take the time.
+    """
 
     times: dict[str, list[float]]
     errors: dict[str, float]
     absent: dict[str, str]
+    read: list[float]
 
 
 def measure(name: str, peers: Sequence[str], absent: Mapping[str, str], repeats: int, with_ours: bool) -> Measured:
@@ -59,7 +65,10 @@ def measure(name: str, peers: Sequence[str], absent: Mapping[str, str], repeats:
             absent[who] = first_line(error)
     for runner in runners.values():
         runner.out.fill_(torch.nan)
+    if case.shape.reads:
+        graphs[READ] = graph_of(plain_read(case.shape.kv_bytes, case.q.device))
     times = replay_times(graphs, repeats)
+    read = times.pop(READ, [])
     errors = {who: case.error(runner.out) for who, runner in runners.items()}
     if first is not None:
         if not errors["ours"] < WORST_ERROR:
@@ -69,7 +78,7 @@ def measure(name: str, peers: Sequence[str], absent: Mapping[str, str], repeats:
     for peer in [who for who in runners if not errors[who] < WORST_ERROR]:
         absent[peer] = f"relative error {errors.pop(peer)}"
         del times[peer]
-    return Measured(times, errors, absent)
+    return Measured(times, errors, absent, read)
 
 
 def _check_device(name: str, who: str) -> None:
@@ -101,6 +110,9 @@ def row_of(name: str, found: Measured, limits: Ceilings) -> Row:
         "repeats": len(times["ours"]),
         "peers_absent": found.absent,
     }
+    if found.read:
+        detail["plain_read_us"] = median(found.read)
+        detail["over_plain_read"] = us / detail["plain_read_us"]
     if "FA3" in errors:
         detail["error_over_fa3"] = error / errors["FA3"]
         detail["error_met"] = detail["error_over_fa3"] <= ERROR_LIMIT

@@ -50,6 +50,11 @@ class Shape:
         return seen * self.num_kv_heads * self.head_dim * 2 * (1 if self.fp8_kv else 2)
 
     @property
+    def reads(self) -> bool:
+        """Whether reading KV is what takes time: far fewer operations a byte than any GPU has."""
+        return self.flops < 50 * self.kv_bytes
+
+    @property
     def flops(self) -> int:
         """Of the two products over visible (query, key) pairs, a multiply-add counted twice."""
         pairs = 0

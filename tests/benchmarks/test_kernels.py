@@ -15,6 +15,7 @@ from gpu.ceilings import Ceilings
 from gpu.measure import Measured, row_of
 from gpu.ours import ours
 from gpu.peers import CORE, PEERS
+from gpu.plain_read import plain_read
 from gpu.plot import draw
 from gpu.results import Results
 from gpu.rows import LEFT_OUT, PAGE_SIZES, ROWS, Shape, zipf
@@ -95,9 +96,30 @@ def test_scaled_fp8_caches_hold_the_values_they_stand_for() -> None:
     assert torch.allclose(case.reference[1], plain.reference[1])
 
 
+def test_rows_of_decode_are_held_against_a_plain_read() -> None:
+    assert {name for name, shape in ROWS.items() if shape.reads} == {
+        name for name in ROWS if name.startswith(("decode", "verify"))
+    }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_plain_read_reads() -> None:
+    from gpu.timing import graph_of, median, replay_times
+
+    device = torch.device("cuda")
+    graphs = {str(size): graph_of(plain_read(size << 20, device)) for size in (64, 512)}
+    times = {name: median(each) for name, each in replay_times(graphs, 5).items()}
+    assert 448 * 2**20 / (times["512"] - times["64"]) / 1e6 < 10, "TB/s: it does not read"
+
+
+def test_a_plain_read_of_part_of_a_load_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_bytes=100"):
+        plain_read(100, torch.device("cuda"))
+
+
 def measured(ours_us: float, **peers: float) -> Measured:
     times = {"ours": [ours_us - 1, ours_us, ours_us + 1], **{name: [us] * 3 for name, us in peers.items()}}
-    return Measured(times, dict.fromkeys(times, 2e-3), {"FI fa2": "not built"})
+    return Measured(times, dict.fromkeys(times, 2e-3), {"FI fa2": "not built"}, [230.0, 240.0, 250.0])
 
 
 def results(file: Path, commit: str = "abc", card: str = "NVIDIA H200") -> Results:
@@ -117,6 +139,7 @@ def test_the_file_has_the_form_agreed(tmp_path: Path) -> None:
     detail = row["detail"]
     assert detail["floor_us"] == pytest.approx(5 + 64 * 4096 * 8 * 128 * 4 / 4.0 / 1e6)
     assert detail["share"] == pytest.approx(detail["floor_us"] / 252)
+    assert detail["plain_read_us"] == 240 and detail["over_plain_read"] == pytest.approx(252 / 240)
     assert detail["error_over_fa3"] == 1 and detail["error_met"]
     assert detail["peers_absent"] == {"FI fa2": "not built"}
 
