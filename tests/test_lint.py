@@ -31,11 +31,11 @@ def test_mypy_strict() -> None:
 
 
 def test_clang_format() -> None:
-    folders, ends = ("csrc", "tests"), ("h", "hpp", "cpp")
+    folders, ends = ("csrc", "tests", "benchmarks"), ("h", "hpp", "cpp", "cu")
     files = sorted(
         str(path.relative_to(ROOT)) for folder in folders for end in ends for path in ROOT.glob(f"{folder}/**/*.{end}")
     )
-    assert any(file.startswith("csrc") for file in files) and any(file.startswith("tests") for file in files)
+    assert all(any(file.startswith(folder) for file in files) for folder in folders)
     run("clang-format", "--dry-run", "-Werror", *files)
 
 

@@ -38,7 +38,7 @@ ATTNLOOM_EXPORT int32_t read_bytes(const void* data, int64_t bytes, int32_t kept
   int processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  attnloom::launch(read_kernel, processors * kCtasPerSm, kThreads, 0, stream, static_cast<const int4*>(data), bytes / 16,
-                   kept, sink);
+  attnloom::launch(read_kernel, processors * kCtasPerSm, kThreads, 0, stream, static_cast<const int4*>(data),
+                   bytes / 16, kept, sink);
   return static_cast<int32_t>(cudaGetLastError());
 }
