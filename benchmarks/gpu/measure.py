@@ -15,7 +15,7 @@ from gpu.ours import ours
 from gpu.peers import PEERS, first_line
 from gpu.plain_read import plain_read
 from gpu.rows import ROWS
-from gpu.timing import graph_of, median, replay_times
+from gpu.timing import Captured, graph_of, median, replay_times
 
 WORST_ERROR = 1e-2
 ERROR_LIMIT = 1.1  # ours over FA3's
@@ -48,7 +48,7 @@ def measure(name: str, peers: Sequence[str], absent: Mapping[str, str], repeats:
     case = Case.create(ROWS[name])
     absent = {peer: absent[peer] for peer in peers if peer in absent}
     runners: dict[str, Runner] = {}
-    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    graphs: dict[str, Captured] = {}
     first: Tensor | None = None
     for who in (["ours"] if with_ours else []) + [peer for peer in peers if peer not in absent]:
         try:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 FLUSH_BYTES = 256 << 20  # several times the L2 of any card
 
 
-def graph_of(function: Callable[[], object]) -> torch.cuda.CUDAGraph:
+@dataclass(frozen=True)
+class Captured:
+    """A graph and the function whose launches are in it, which keeps what they read: a graph knows addresses alone."""
+
+    graph: torch.cuda.CUDAGraph
+    function: Callable[[], object]
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+def graph_of(function: Callable[[], object]) -> Captured:
     """A captured launch, warmed up."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -19,10 +31,10 @@ def graph_of(function: Callable[[], object]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         function()
-    return graph
+    return Captured(graph, function)
 
 
-def replay_times(graphs: Mapping[str, torch.cuda.CUDAGraph], repeats: int) -> dict[str, list[float]]:
+def replay_times(graphs: Mapping[str, Captured], repeats: int) -> dict[str, list[float]]:
     """Microseconds of each replay, ascending: one of each in turn, the L2 overwritten before every one."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in graphs}

@@ -46,16 +46,16 @@ def _check(kernel: Kernel, case: Case) -> None:
     if first_lse is not None and second_lse is not None:
         assert torch.equal(bits(first_lse[:total]), bits(second_lse[:total])), "a second run has other bits in its LSE"
     if case.mode != "state":
-        check_rows("out", first[:total], answer.out, limit.out)
+        check_rows("out", first[:total], answer.out, limit.out, answer)
         if first_lse is not None:
             check_lse("lse", first_lse[:total], answer.lse, limit.lse)
         return
-    check_rows("state", first[:total], answer.state, limit.state)
+    check_rows("state", first[:total], answer.state, limit.state, answer)
     if softmax:
         assert first_lse is not None
         check_lse("state's lse", first_lse[:total], answer.state_lse, limit.lse)
     out, lse = _finished(engine, batch, plan, first, first_lse)
-    check_rows("finished", out[:total], answer.out, limit.out)
+    check_rows("finished", out[:total], answer.out, limit.out, answer)
     if lse is not None:
         check_lse("finished lse", lse[:total], answer.lse, limit.lse)
 

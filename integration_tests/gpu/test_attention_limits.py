@@ -45,7 +45,7 @@ def check_pages(kernel: Kernel, k_cache: Tensor, v_cache: Tensor, pages: Sequenc
         request = Request(q[rows], dense[0], dense[1], torch.arange(length, device=DEVICE))
         answer = attention(r, request, (None, 0), Hooks(), Scales(DIM**-0.5))
         limit = bounds(answer, Hooks(), kernel.dtype)
-        check_rows("out", out[rows], answer.out, limit.out)
+        check_rows("out", out[rows], answer.out, limit.out, answer)
         check_lse("lse", lse[rows], answer.lse, limit.lse)
 
 

@@ -78,7 +78,7 @@ def test_parts_merge_to_the_whole(kernel: Kernel) -> None:
         scales = Scales(scale, case.k_scale, case.v_scale)
         answers = [attention(r, request, (None, None), hooks, scales) for r, request in enumerate(batch.requests)]
         answer, limit = Answer.joined(answers), Bounds.joined([bounds(a, hooks, kernel.dtype) for a in answers])
-        check_rows(f"{kernel}, {case}: merged", merged, answer.state, limit.state)
-        check_rows(f"{kernel}, {case}: out", done[0] if softmax else done, answer.out, limit.out)
+        check_rows(f"{kernel}, {case}: merged", merged, answer.state, limit.state, answer)
+        check_rows(f"{kernel}, {case}: out", done[0] if softmax else done, answer.out, limit.out, answer)
         if softmax:
             check_lse(f"{kernel}, {case}: lse", done[1], answer.lse, limit.lse)

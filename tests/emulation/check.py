@@ -57,11 +57,11 @@ def check(library: Path, kernel: Kernel, case: Case) -> None:
     answer = Answer.joined(answers)
     limit = Bounds.joined([bounds(one, hooks, kernel.dtype) for one in answers])
     if case.mode == "state":
-        check_rows("state", rows[:total], answer.state, limit.state)
+        check_rows("state", rows[:total], answer.state, limit.state, answer)
         if lse is not None:
             check_lse("state's lse", lse[:total], answer.state_lse, limit.lse)
         rows, lse = emulated.finish(plan, rows, lse)
-    check_rows("out", rows[:total], answer.out, limit.out)
+    check_rows("out", rows[:total], answer.out, limit.out, answer)
     if lse is not None:
         check_lse("lse", lse[:total], answer.lse, limit.lse)
 
