@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
 import sys
+import weakref
+from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -110,6 +114,25 @@ def test_a_plain_read_reads() -> None:
     graphs = {str(size): graph_of(plain_read(size << 20, device)) for size in (64, 512)}
     times = {name: median(each) for name, each in replay_times(graphs, 5).items()}
     assert 448 * 2**20 / (times["512"] - times["64"]) / 1e6 < 10, "TB/s: it does not read"
+
+
+def test_a_graph_keeps_what_its_launches_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of torch's knows addresses only: who has that memory when it is replayed is nothing to it."""
+    from gpu.timing import graph_of
+
+    for name in ("Stream", "current_stream", "stream", "synchronize", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    source = torch.zeros(4)
+    captured = graph_of(partial(source.add_, 1))
+    kept = weakref.ref(source)
+    del source
+    gc.collect()
+    assert kept() is not None
+    captured.replay()
+    captured.graph.replay.assert_called_once()
+    del captured
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_plain_read_of_part_of_a_load_is_refused() -> None:
