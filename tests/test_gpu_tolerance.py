@@ -9,7 +9,7 @@ from torch import Tensor
 from integration_tests.gpu.oracle import Answer
 from integration_tests.gpu.tolerance import MANY_ROWS, check_rows
 
-ROWS, DIM = 2 * MANY_ROWS, 64
+ROWS, DIM, LIMIT = 2 * MANY_ROWS, 64, 1e-2
 
 
 def answer(sees: bool) -> Answer:
@@ -18,24 +18,27 @@ def answer(sees: bool) -> Answer:
     return Answer(*(rows.clone() for _ in Answer.__dataclass_fields__))
 
 
-def rounded(expected: Tensor, part: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows off by a part of their bounds: expected, what is got, bounds."""
-    bound = torch.full((ROWS, 1), 1e-3, dtype=torch.float64)
-    return expected, expected + part * 1e-3 / DIM**0.5, bound
+def check(got: Tensor, expected: Tensor, sees: bool) -> None:
+    check_rows("out", got, expected, torch.full((ROWS, 1), LIMIT, dtype=torch.float64), answer(sees))
 
 
 def test_rows_are_held_to_half_of_their_bounds_as_a_whole() -> None:
-    expected, got, bound = rounded(torch.randn(ROWS, 1, DIM, dtype=torch.float64), 0.4)
-    check_rows("out", got, expected, bound, answer(sees=True))
-    expected, got, bound = rounded(torch.randn(ROWS, 1, DIM, dtype=torch.float64), 0.6)
+    expected = torch.randn(ROWS, 1, DIM, dtype=torch.float64)
+    check(expected + 0.4 * LIMIT / DIM**0.5, expected, sees=True)
     with pytest.raises(AssertionError, match="as a whole"):
-        check_rows("out", got, expected, bound, answer(sees=True))
+        check(expected + 0.6 * LIMIT / DIM**0.5, expected, sees=True)
 
 
-def test_rows_without_keys_are_judged_one_by_one() -> None:
-    """An output hook made one number of all of them, which rounds by most of its bound."""
-    expected, got, bound = rounded(torch.full((ROWS, 1, DIM), -0.376, dtype=torch.float64), 0.9)
-    check_rows("out", got, expected, bound, answer(sees=False))
-    expected, got, bound = rounded(expected, 1.1)
+def test_rows_without_keys_are_the_oracles_rounded() -> None:
+    """All are one number, as an output hook makes it of zeros, which rounds by most of half a unit."""
+    half, unit = torch.tensor(0.376, dtype=torch.float16), 2.0**-12
+    expected = torch.full((ROWS, 1, DIM), half.double() + 0.45 * unit, dtype=torch.float64)
+    got = expected.half()
+    assert torch.equal(got, half.expand_as(got))
+    check(got, expected, sees=False)
+    got[7, 0, 3] += unit  # within the row's bound
+    with pytest.raises(AssertionError, match="1 elements of rows without keys"):
+        check(got, expected, sees=False)
+    got[7, 0, 3] = torch.nan
     with pytest.raises(AssertionError, match="rows are off"):
-        check_rows("out", got, expected, bound, answer(sees=False))
+        check(got, expected, sees=False)

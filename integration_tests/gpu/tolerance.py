@@ -21,8 +21,9 @@ FLOAT32 = 4e-6
 """Error of a logit relative to 1 + its size, and of float32 sums."""
 MANY_ROWS = 200
 """From here on the batch's error as a whole is compared too, at half of what single rows may have: a typical row has a
-third of its bound. Rows whose bounds are next to nothing do not count, nor do those that see no key: what an output
-hook makes of zeros may be one number, over and over, which is rounded once and not independently."""
+third of its bound. Rows whose bounds are next to nothing do not count. Nor do those that see no key, for what an output
+hook makes of zeros may be one number, over and over, which is rounded once and not independently: each element of such
+a row is the oracle's, rounded."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ def check_rows(name: str, got: Tensor, expected: Tensor, bound: Tensor, answer: 
     error = (got.double() - expected).norm(dim=2)
     _within(name, error, bound)
     sees = answer.magnitude > 0
+    alone, wanted = got[~sees], expected[~sees]
+    low, high = ((wanted + off).to(got.dtype) for off in (-FLOAT32, FLOAT32))
+    wrong = int((~((low <= alone) & (alone <= high))).sum())
+    assert wrong == 0, f"{name}: {wrong} elements of rows without keys are not the oracle's, rounded"
     error, bound = error[sees], bound[sees]
     square = bound.square()
     if bool(square.sum().square() >= MANY_ROWS * square.square().sum()):
