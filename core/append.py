@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from threading import get_ident
 from typing import NamedTuple
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from attnloom.core.abi import AppendParams
-from attnloom.core.checks import check_contiguous_last, check_scale, check_tensor
+from attnloom.core.checks import check_contiguous_last, check_on_host, check_scale, check_tensor
 from attnloom.core.errors import AttnloomError
+from attnloom.core.looks import guard_of, looks_of
 from attnloom.core.modules import module_for
 from attnloom.core.settings import validating
-from attnloom.core.streams import capturing, on, stream_of
+from attnloom.core.streams import capturing, current_device, current_stream
 
 # csrc/common/params.h: ElementType
 _ROWS = {torch.bfloat16: 1, torch.float16: 2}
@@ -51,19 +53,18 @@ def append_kv(
         TypeError, ValueError: a tensor of another dtype, shape or device; a slot outside the cache, which on a GPU is
             looked for with ``ATTNLOOM_VALIDATE=1`` only, since it waits for the device.
     """
-    signature = _signature(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    template = None if signature is None else _templates.get(signature)
-    if template is None:
-        _check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-        template = _template(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-        if signature is not None:
-            if len(_templates) >= _MOST_TEMPLATES:
-                _templates.clear()
-            _templates[signature] = template
+    template = _last
+    if template is None or not (
+        template.thread == get_ident()
+        and template.scales == (k_scale, v_scale)
+        and template.keys_same(k, k_cache, slot_mapping)
+        and template.values_same(v, v_cache)
+    ):
+        template = _find((k, v, k_cache, v_cache, slot_mapping), k_scale, v_scale)
     if template.num_tokens == 0:
         return
-    device = slot_mapping.device
-    if device.type == "cpu" or (validating() and not capturing()):
+    index = template.device_index
+    if index is None or (validating() and not capturing()):
         _check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
     slot_mapping = slot_mapping.contiguous()
     params = template.params
@@ -72,39 +73,63 @@ def append_kv(
     params.k_cache = k_cache.data_ptr()
     params.v_cache = v_cache.data_ptr()
     params.slots = slot_mapping.data_ptr()
-    if device.type == "cpu":
+    if index is None:
         params.num_threads = torch.get_num_threads() if template.num_bytes > _PARALLEL_BYTES else 1
-    params.stream = stream_of(device)
-    with on(device):
-        error = template.module.attnloom_append(template.argument)
+        error = template.append(template.argument)
+    else:
+        params.stream = current_stream(index)
+        if current_device() == index:
+            error = template.append(template.argument)
+        else:
+            with torch.cuda.device(index):
+                error = template.append(template.argument)
     if error:
         raise AttnloomError(f"keys and values were not written: CUDA error {error}")
 
 
 class _Template(NamedTuple):
-    """Arguments that were checked: a struct that lacks addresses only."""
+    """Arguments that were checked: a struct that lacks addresses only. It belongs to a thread."""
 
     params: AppendParams
     argument: object
-    module: ctypes.CDLL
+    append: Callable[[object], int]
     num_tokens: int
     num_bytes: int
+    device_index: int | None
+    thread: int
+    scales: tuple[float | None, float | None]
+    keys_same: Callable[..., bool]  # k, k_cache, slot_mapping
+    values_same: Callable[..., bool]  # v, v_cache
 
 
 _templates: dict[tuple[object, ...], _Template] = {}
+_last: _Template | None = None  # whose layers come one after the other
 
 
-def _signature(*values: object) -> tuple[object, ...] | None:
-    """What checks and struct depend on but for addresses, per thread; None where a value is nothing of the kind."""
-    signature: list[object] = [get_ident()]
-    for value in values:
-        if isinstance(value, Tensor):
-            signature += (value.shape, value.stride(), value.dtype, value.device)
-        elif value is None or type(value) is float:
-            signature.append(value)
-        else:
-            return None
-    return tuple(signature)
+def _find(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], k_scale: object, v_scale: object) -> _Template:
+    """The template for such arguments, which are checked if there was none."""
+    global _last
+    check_on_host("k_scale", k_scale)
+    check_on_host("v_scale", v_scale)
+    # By value: a tensor may hold another number the next time.
+    scales = (
+        None if k_scale is None else check_scale("k_scale", k_scale),
+        None if v_scale is None else check_scale("v_scale", v_scale),
+    )
+    for name, tensor in zip(("k", "v", "k_cache", "v_cache", "slot_mapping"), tensors, strict=True):
+        check_tensor(name, tensor)
+    key = (get_ident(), scales, *map(looks_of, tensors))
+    template = _templates.get(key)
+    if template is None:
+        _check(*tensors, *scales)
+        template = _template(*tensors, *scales)
+        if len(_templates) >= _MOST_TEMPLATES:
+            _templates.clear()
+    else:
+        k, v, k_cache, v_cache, slot_mapping = tensors
+        template = template._replace(keys_same=guard_of(k, k_cache, slot_mapping), values_same=guard_of(v, v_cache))
+    _last = _templates[key] = template
+    return template
 
 
 def _check(
@@ -162,12 +187,23 @@ def _template(
         *(stride * cache_size for stride in v_cache.stride()[:3]),
         _ROWS[k.dtype] if converted else 0,
         _CACHES[k_cache.dtype] if converted else 0,
-        1.0 if k_scale is None else check_scale("k_scale", k_scale),
-        1.0 if v_scale is None else check_scale("v_scale", v_scale),
+        1.0 if k_scale is None else k_scale,
+        1.0 if v_scale is None else v_scale,
         1,
     )
-    module = module_for(slot_mapping.device)
-    return _Template(params, ctypes.byref(params), module, num_tokens, num_tokens * k.shape[1] * sum(row_bytes))
+    device = slot_mapping.device
+    return _Template(
+        params,
+        ctypes.byref(params),
+        module_for(device)["attnloom_append"],
+        num_tokens,
+        num_tokens * k.shape[1] * sum(row_bytes),
+        device.index if device.type == "cuda" else None,
+        get_ident(),
+        (k_scale, v_scale),
+        guard_of(k, k_cache, slot_mapping),
+        guard_of(v, v_cache),
+    )
 
 
 def _check_dtypes(name: str, rows: Tensor, cache_name: str, cache: Tensor) -> None:

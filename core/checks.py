@@ -104,6 +104,12 @@ def check_above(name: str, value: object, bound: float) -> float:
     return float(value)
 
 
+def check_on_host(name: str, scale: object) -> None:
+    """To read a number of the device is to wait for it."""
+    if isinstance(scale, Tensor) and scale.is_cuda:
+        raise ValueError(f"{name}.device={scale.device}: expected a number, or a tensor on the host")
+
+
 def check_scale(name: str, value: object) -> float:
     """A finite factor: a number, or a tensor of one element."""
     if isinstance(value, Tensor):

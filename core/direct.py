@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from attnloom.core.arena import floats_on_gpu, stream_arenas
 from attnloom.core.checks import ALIGNMENT, check_aligned, check_strides
 from attnloom.core.errors import AttnloomError
 from attnloom.core.launch import count_run
+from attnloom.core.looks import looks_of
 from attnloom.core.run_checks import check_plan, check_run, check_scales
 from attnloom.core.streams import capturing, current_device, current_stream
 from attnloom.core.templates import (
@@ -33,7 +35,6 @@ from attnloom.core.templates import (
     STREAM_AT,
     Caches,
     Template,
-    looks_of,
     plan_words,
     words_of,
 )
@@ -122,12 +123,8 @@ class DirectPath:
             if template is None or not (
                 template.thread == get_ident()
                 and ((template.plan() is plan and plan is not None) or self._follow(engine, template, plan))
-                and (q.shape, q.stride(), q.dtype, q.get_device()) == template.q
-                and (
-                    template.out is None
-                    if fresh
-                    else (out.shape, out.stride(), out.dtype, out.get_device()) == template.out
-                )
+                and fresh == template.fresh
+                and (template.looks_same(q) if fresh else template.looks_same(q, out))
                 and flags == template.flags
                 and given == template.scales
             ):
@@ -156,21 +153,18 @@ class DirectPath:
         v_cache: Tensor,
         out: Tensor,
         lse: Tensor | None,
-        plan: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+        plan: Sequence[Any],
         hooks: int,
     ) -> None:
         """The same for the operator, whose arguments were checked when the call was traced.
 
         Args:
             call: its numbers.
-            plan: the plan's buffer, the layout's arrays and the block mask's kinds.
+            plan: the plan's buffer, the layout's arrays and the block mask's kinds, of which the last two may be None.
         """
         template = self._last_of_op
         if template is None or not (
-            template.call is call
-            and template.thread == get_ident()
-            and (q.shape, q.stride(), q.dtype, q.get_device()) == template.q
-            and (out.shape, out.stride(), out.dtype, out.get_device()) == template.out
+            template.call is call and template.thread == get_ident() and template.looks_same(q, out)
         ):
             template = self._find_of_op(call, q, out)
         caches = self._caches.get(id(k_cache))
@@ -208,6 +202,8 @@ class DirectPath:
         template = self._templates.get(key)
         if template is None:
             template = self._make(key, q, out, False, call.scales, call.scales, flags, numbers)
+        else:
+            template.look_at(q, out)
         template.call = call
         self._last_of_op = template
         return template
@@ -281,6 +277,8 @@ class DirectPath:
         if template is None:
             check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)
             template = self._make(key, q, out, fresh, given, scales, flags, numbers)
+        else:
+            template.look_at(q, out)
         # As the caller writes them, if that is what they are: a tensor may hold another number the next time.
         template.scales = scales if any(isinstance(scale, Tensor) for scale in given) else given
         self._follow(engine, template, plan)

@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 _library = torch.library.Library("attnloom", "DEF")
 _library.define(
-    "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor plan, "
-    "Tensor starts, Tensor lengths, Tensor indices, Tensor? positions, Tensor? block_kinds, Tensor[] hook_tensors, "
+    "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) out, Tensor(b!)? lse, "
+    # Lists, since torch takes a fifth of a microsecond for an argument and less for an entry of a list.
+    # plan, starts, lengths, indices, positions or None, kinds of a block mask or None, then the tensors of the variant.
+    "Tensor?[] tensors, "
     # engine, num_workers, tile_q, lockstep, block_size, index_stride, unfinished, sm_scale, k_scale, v_scale, then the
-    # scalars of the variant: torch takes a fifth of a microsecond for an argument, and less for an entry of a list.
+    # scalars of the variant.
     "Scalar[] numbers) -> ()"
 )
+_OF_PLAN = 6  # tensors before those of the variant
 _engines: dict[int, weakref.ref[Attention]] = {}  # a WeakValueDictionary takes four times as long to ask
 _next_handle = 0
 
@@ -58,13 +61,15 @@ def op_arguments(
     """What the operator is given, from the arguments of the direct path."""
     return (
         *tensors,
-        plan.buffer,
-        layout.starts,
-        layout.lengths,
-        layout.indices,
-        layout.positions,
-        None if plan.block_mask is None else plan.block_mask.kinds,
-        [value for value in values if isinstance(value, Tensor)],
+        [
+            plan.buffer,
+            layout.starts,
+            layout.lengths,
+            layout.indices,
+            layout.positions,
+            None if plan.block_mask is None else plan.block_mask.kinds,
+            *[value for value in values if isinstance(value, Tensor)],
+        ],
         [
             engine.handle,
             plan.num_workers,
@@ -99,16 +104,11 @@ def _run(
     v_cache: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    plan: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
-    indices: Tensor,
-    positions: Tensor | None,
-    block_kinds: Tensor | None,
-    hook_tensors: list[Tensor],
+    tensors: list[Any],
     numbers: list[Any],
 ) -> None:
     engine, num_workers, _, _, block_size, stride, unfinished, sm_scale, k_scale, v_scale, *hook_scalars = numbers
+    plan, starts, lengths, indices, positions, block_kinds, *hook_tensors = tensors
     found = _find(engine)
     # While compiling there were no addresses to check.
     check_aligned("k_cache", k_cache)
@@ -135,13 +135,7 @@ def _run_cuda(
     v_cache: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    plan: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
-    indices: Tensor,
-    positions: Tensor | None,
-    block_kinds: Tensor | None,
-    hook_tensors: list[Tensor],
+    tensors: list[Any],
     numbers: list[Any],
 ) -> None:
     global _last
@@ -155,9 +149,9 @@ def _run_cuda(
     assert direct is not None
     hooks = NO_HOOKS
     if engine.variant.params:
-        words = pack(engine.variant.params, _values(engine, hook_tensors, call.hook_scalars))
+        words = pack(engine.variant.params, _values(engine, tensors[_OF_PLAN:], call.hook_scalars))
         hooks = ctypes.addressof(words)
-    direct.run_op(call, q, k_cache, v_cache, out, lse, (plan, starts, lengths, indices, positions, block_kinds), hooks)
+    direct.run_op(call, q, k_cache, v_cache, out, lse, tensors[:_OF_PLAN], hooks)
 
 
 class Call:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnloom.core import launch
-from attnloom.core.checks import check_aligned, check_contiguous_last, check_scale, check_tensor
+from attnloom.core.checks import check_aligned, check_contiguous_last, check_on_host, check_scale, check_tensor
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.streams import capturing
@@ -91,8 +91,7 @@ def check_run(
     check_plan(engine, plan)
     num_blocks = check_tensors(engine, plan, q, k_cache, v_cache, out, flags)
     for name, scale in zip(("sm_scale", "k_scale", "v_scale"), scales, strict=True):
-        if isinstance(scale, Tensor) and scale.is_cuda:
-            raise ValueError(f"{name}.device={scale.device}: expected a number, or a tensor on the host")
+        check_on_host(name, scale)
     check_scales(engine, scales)
     if engine.validate and not capturing():
         launch.check_indices(check_layout(plan), num_blocks)

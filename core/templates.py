@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attnloom.core.abi import AttentionParams, CacheTensor, Divisor, QueryTensor
 from attnloom.core.block_mask import mask_struct
+from attnloom.core.looks import guard_of
 
 if TYPE_CHECKING:
     from attnloom.core.plan import Plan
@@ -89,11 +90,6 @@ def _nothing() -> None:
     """A reference to no plan."""
 
 
-def looks_of(rows: Tensor) -> tuple[object, ...]:
-    """What a template depends on of q or out."""
-    return (rows.shape, rows.stride(), rows.dtype, rows.get_device())
-
-
 class Template:
     """A struct for q and out of one shape, and all that its checks depended on.
 
@@ -104,12 +100,12 @@ class Template:
         "argument",
         "call",
         "flags",
+        "fresh",
+        "looks_same",
         "numbers",
-        "out",
         "out_alignment",
         "params",
         "plan",
-        "q",
         "room",
         "scales",
         "tensors",
@@ -130,8 +126,9 @@ class Template:
         heads: tuple[int, int],
     ) -> None:
         self.thread = get_ident()
-        self.q = (q.shape, q.stride(), q.dtype, q.get_device())
-        self.out = None if fresh else (out.shape, out.stride(), out.dtype, out.get_device())
+        self.fresh = fresh
+        self.looks_same: Callable[..., bool]
+        self.look_at(q, out)
         self.out_alignment = _OUT_ALIGNMENT[unfinished]
         self.scales = given
         self.flags = flags
@@ -157,6 +154,10 @@ class Template:
         # Of the operator: its numbers, and the plan's tensors where there are no others.
         self.call: object = None
         self.tensors: tuple[weakref.ref[Tensor], ...] | None = None
+
+    def look_at(self, q: Tensor, out: Tensor) -> None:
+        """``looks_same`` tells these from others: q alone where out is fresh, else q and out."""
+        self.looks_same = guard_of(q) if self.fresh else guard_of(q, out)
 
 
 def plan_words(

@@ -75,6 +75,19 @@ def test_float8_caches(kind: str, rows_dtype: torch.dtype, dtype: torch.dtype) -
             assert bool((untouched == 7).all())
 
 
+def test_scales_in_tensors_are_read_each_time() -> None:
+    k_cache, v_cache = caches("NHD", 2, 16, 2, 64, torch.float8_e4m3fn)
+    k = torch.full((1, 2, 64), 8.0, device="cuda", dtype=torch.bfloat16)
+    scale = torch.tensor(1.0)
+    for slot, value in enumerate((1.0, 2.0, 4.0)):
+        scale.fill_(value)
+        append_kv(k, k, k_cache, v_cache, torch.tensor([slot], device="cuda"), k_scale=scale)  # type: ignore[arg-type]
+    assert k_cache[0, :3, 0, 0].tolist() == [8.0, 4.0, 2.0] and v_cache[0, :3, 0, 0].tolist() == [8.0] * 3
+    on_device = torch.tensor(3.0, device="cuda")
+    with pytest.raises(ValueError, match=r"k_scale\.device=cuda:0: expected a number, or a tensor on the host"):
+        append_kv(k, k, k_cache, v_cache, torch.tensor([0], device="cuda"), k_scale=on_device)  # type: ignore[arg-type]
+
+
 def test_scales_of_a_cache_that_needs_none() -> None:
     k_cache, v_cache = caches("NHD", 2, 16, 2, 64, torch.bfloat16)
     k = torch.empty(1, 2, 64, device="cuda", dtype=torch.bfloat16)

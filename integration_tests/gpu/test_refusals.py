@@ -46,6 +46,14 @@ def test_arguments_of_a_run(problem: Problem) -> None:
     refused(r"params=\['sinks'\]: expected \[\]", problem, params={"sinks": q})
 
 
+def test_the_negative_bit_of_what_was_right_before(problem: Problem) -> None:
+    engine = engine_of()
+    plan = problem.device_plan(engine)
+    engine.run(plan, problem.q, problem.k, problem.v)
+    with pytest.raises(ValueError, match=r"q\.is_neg\(\)=True"):
+        engine.run(plan, torch._neg_view(problem.q), problem.k, problem.v)
+
+
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
     """The same shape, an element further."""
     wide = torch.zeros(tensor.numel() + 8, dtype=tensor.dtype, device=tensor.device)

@@ -98,24 +98,18 @@ def test_opcheck() -> None:
     engine = kernels.plain_engine(F32, 4, 2, None, 0)
     plan = engine.plan(problem.qo_indptr, problem.layout, num_workers=3)
     layout, total_q = problem.layout, problem.total_q
-    tensors = {
+    arguments = {
         "q": problem.q[:total_q].clone(),
         "k_cache": torch.nan_to_num(problem.k_cache, 0.0, 0.0, 0.0),
         "v_cache": torch.nan_to_num(problem.v_cache, 0.0, 0.0, 0.0),
         "out": torch.zeros(total_q, 4, 64),
         "lse": torch.zeros(total_q, 4),
-        "plan": plan.buffer,
-        "starts": layout.starts,
-        "lengths": layout.lengths,
-        "indices": layout.indices,
-        "positions": None,
-        "block_kinds": None,
-        "hook_tensors": [],
+        "tensors": [plan.buffer, layout.starts, layout.lengths, layout.indices, None, None],
     }
     numbers = [engine.handle, plan.num_workers, plan.key.tile_q, plan.lockstep]
     numbers += [layout.block_size, layout.index_stride, 0, 0.125, 1.0, 1.0]
     operator = torch.ops.attnloom.attention.default
-    torch.library.opcheck(operator, (), {**tensors, "numbers": numbers})
+    torch.library.opcheck(operator, (), {**arguments, "numbers": numbers})
 
 
 def test_the_operator_writes_only_rows_of_the_batch() -> None:

@@ -1,0 +1,87 @@
+"""A guard tells tensors apart by all that a launch was checked for, with Dynamo's guards and without."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnloom import append_kv
+from attnloom.core import looks
+from attnloom.core.looks import guard_of, looks_of
+
+
+@pytest.fixture(params=["dynamo", "python"], autouse=True)
+def guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(looks, "_Guards", None)
+    else:
+        assert looks._Guards is not None  # in the releases of torch that are tested
+
+
+def _rows() -> Tensor:
+    return torch.randn(5, 4, 64)
+
+
+def test_others_of_the_same_looks_pass() -> None:
+    q, out = _rows(), torch.empty(5, 4, 256, dtype=torch.bfloat16)[..., :64]
+    same = guard_of(q, out)
+    assert same(q, out)
+    assert same(_rows(), torch.empty(6, 4, 256, dtype=torch.bfloat16)[1:, :, 64:128])
+    with torch.no_grad():
+        assert same(_rows(), out)
+
+
+def test_any_difference_is_seen() -> None:
+    q, out = _rows(), _rows()
+    same = guard_of(q, out)
+    others = {
+        "rows": q[:4],
+        "heads": torch.randn(5, 5, 64)[:, :4],
+        "row stride": torch.randn(5, 5, 64)[:, 1:],
+        "dim": torch.randn(5, 4, 128)[..., :64],
+        "order": torch.randn(4, 5, 64).transpose(0, 1),
+        "dtype": q.half(),
+        "device": q.to("meta"),
+        "number": 1,
+        "none": None,
+    }
+    for name, other in others.items():
+        assert not same(other, out), name
+        assert not same(q, other), name
+
+
+def test_the_negative_bit_is_seen() -> None:
+    plain = _rows()
+    negated = torch._neg_view(plain)
+    assert negated.is_neg()
+    assert looks_of(negated) != looks_of(plain)
+    assert not guard_of(plain)(negated)
+
+
+def test_tensors_are_not_kept_alive() -> None:
+    q = _rows()
+    same = guard_of(q)
+    assert same(q)
+    gone = weakref.ref(q)
+    del q
+    gc.collect()
+    assert gone() is None
+
+
+def test_append_looks_again_at_what_it_knows() -> None:
+    """The same shapes with a negative bit, or in no memory at all, are refused after a call that was right."""
+    cache, slots = torch.zeros(2, 4, 2, 64), torch.tensor([1, 6])
+    rows = torch.randn(2, 2, 64)
+    append_kv(rows, rows, cache, cache.clone(), slots)
+    with torch.inference_mode():  # another kind of tensor, the same memory
+        append_kv(rows.clone(), rows, cache, cache.clone(), slots)
+    with pytest.raises(ValueError, match=r"k\.is_neg"):
+        append_kv(torch._neg_view(rows), rows, cache, cache.clone(), slots)
+    with pytest.raises(ValueError, match=r"k\.device=meta"):
+        append_kv(rows.to("meta"), rows, cache, cache.clone(), slots)
+    with pytest.raises(TypeError, match="v: expected a tensor, got NoneType"):
+        append_kv(rows, None, cache, cache.clone(), slots)  # type: ignore[arg-type]
