@@ -21,6 +21,9 @@ from attnloom.core.tiles import chunk_room
 _MOST_FLOATS = 2**33
 """Of partial states: csrc/sm80/merge.h counts them by fours, in 32 bits with a sign."""
 
+_READ_BEYOND = 3
+"""Workers behind the last whose states a merge on a GPU may read, and not use (csrc/sm80/merge.h)."""
+
 
 class Room(NamedTuple):
     """States float32 ``[at least what was asked for]``, arrivals int32 ``[workers]``, all zero."""
@@ -59,7 +62,7 @@ def floats_on_gpu(num_workers: int, tile_q: int, head_dim_v: int, batch_invarian
     """
     if batch_invariant:
         return floats_of_chunks(num_workers, tile_q, head_dim_v, chunk_room(tile_q))
-    needed = floats(num_workers, tile_q, head_dim_v)
+    needed = floats(num_workers + _READ_BEYOND, tile_q, head_dim_v)
     if needed >= _MOST_FLOATS:
         raise ValueError(
             f"num_workers={num_workers}: expected partial states of less than {_MOST_FLOATS // 2**28} GiB, they take "

@@ -100,6 +100,7 @@ int32_t ctas_per_sm() {
 // One CTA per worker of the plan.
 template <typename S>
 int32_t run_attention(const AttentionParams& params) {
+  if (!S::kAlike && params.tile_q != Partials<S>::kSlotRows) return static_cast<int32_t>(cudaErrorInvalidValue);
   AttentionParams launched = params;
   const CacheTensor& k = params.k;
   const CacheTensor& v = params.v;

@@ -10,19 +10,29 @@
 namespace attnloom {
 namespace sm80 {
 
-// The arena: [2 * workers][tile_q][kDimV] values, then [2 * workers][tile_q] LSEs. Rows are counted over all slots, in
-// 32 bits.
+// The arena: [2 * workers][kSlotRows][kDimV] values, then [2 * workers][kSlotRows] LSEs, then room that reads may reach
+// into (core/arena.py). A worker has two slots, for the item that it opens and for the one that it goes on with, and
+// the workers of neighbouring stretches that compute the same heads lie side by side, so that from a piece of an item
+// to the next is a constant. Rows are counted over all slots, in 32 bits.
 template <typename S>
 struct Partials {
+  static constexpr int kSlotRows = S::kTall ? S::kTallRows : S::kShortRows;  // the launch's tile_q
   static constexpr int kQuads = S::kDimV / 4;
   const AttentionParams& p;
 
-  __device__ int32_t first_row(int32_t slot) const { return slot * p.tile_q; }
+  static __device__ int32_t first_row(int32_t stretch, bool opens) {
+    return (2 * (blockIdx.x * gridDim.y + stretch) + (opens ? 1 : 0)) * kSlotRows;
+  }
+  // Where piece `nth` of an item begins, of which only the first opens it.
+  static constexpr int kStep = 2 * kSlotRows;  // from a piece to the next
+  static __device__ int32_t first_row_of(int32_t opener, int32_t nth) {
+    return first_row(opener, nth == 0) + nth * kStep;
+  }
   __device__ float4* quad(int32_t row, int32_t index) const {  // of row `row` and those behind it
     return reinterpret_cast<float4*>(p.arena) + (row * kQuads + index);
   }
   __device__ float* lses() const {
-    return anew(p.arena + static_cast<int64_t>(2 * p.num_workers * p.tile_q) * S::kDimV);
+    return anew(p.arena + static_cast<int64_t>(2 * p.num_workers * kSlotRows) * S::kDimV);
   }
 };
 
@@ -62,7 +72,7 @@ struct PieceOutput {
       OutputTile<S>{cta, work, first, waiting}.put(row, quad, value, lse);
     } else {
       const Partials<S> partials{cta.p};
-      const int32_t at = partials.first_row(partial_slot(cta.worker(), work.piece.opens)) + first + row;
+      const int32_t at = partials.first_row(cta.stretch_index(), work.piece.opens) + first + row;
       *partials.quad(at, quad) = value;
       // Without softmax a state's LSE says no more than that it is there.
       if (quad == 0) partials.lses()[at] = S::Variant::kSoftmax ? lse : 0.0f;
@@ -89,28 +99,59 @@ __device__ __forceinline__ bool is_last(const Cta<S>& cta, const Split& split) {
   return *flag;
 }
 
-// The item whose last piece has arrived. A thread merges four dims of a row, of one row after the other; it computes
-// the weights from the LSEs by itself, so that these come with the values and nobody waits for another.
+// A stretch without work inside the item has left nothing, and nobody but this CTA looks at its slots: they become
+// states that saw no key.
+template <typename S>
+__device__ __forceinline__ void fill_gaps(const Cta<S>& cta, const Work<S>& work, const Split& split) {
+  const Partials<S> partials{cta.p};
+#pragma unroll 1
+  for (int32_t nth = 1; nth < split.count; ++nth) {
+    if (cta.plan().has_work(split.opener + nth)) continue;
+    const int32_t at = partials.first_row_of(split.opener, nth);
+#pragma unroll 1
+    for (int index = thread_anew(); index < work.rows * partials.kQuads; index += S::kThreads) {
+      *partials.quad(at, index) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (index < work.rows) partials.lses()[at + index] = ATTNLOOM_NEG_INF;
+    }
+  }
+  __syncthreads();
+}
+
+// The item whose last piece has arrived. Lanes that share a row weigh its states by their LSEs, and the weights wait in
+// shared memory; a thread adds up four dims of kRows rows at once, kPieces states of each. What it adds is on its way
+// while the weights are made.
 //
 // All of it is short: code that runs once in a launch comes from DRAM like data.
-template <typename S>
+template <typename S, int kRows, int kPieces>
 struct Merge {
-  static constexpr int kQuads = S::kDimV / 4;
-  // Rows whose output lies in shared memory until output_transform has seen it.
-  static constexpr int kBlock = S::Variant::kHasOutputTransform ? 16 : S::kTallRows;
-  static_assert(!S::Variant::kHasOutputTransform || kBlock * S::kPitchOut * 4 <= S::kStageBytes, "a stage has room");
-  // As many loads at once as hide the L2 and registers have room for: rows of a thread, and pieces of each.
-  static constexpr int kRows = S::kTall ? 8 : 1;
-  static constexpr int kPieces =
-      S::kTall ? 2 : (S::kCtasPerSm < 4 ? 17 : 8);  // an H200's 264 workers cut 8 heads in 33
+  static constexpr int kQuads = Partials<S>::kQuads;
+  static constexpr int kStep = Partials<S>::kStep;
+  // Rows at once; their output may lie in shared memory until output_transform has seen it.
+  static constexpr int kBlock = kRows == 1 ? S::kShortRows : S::kTallRows;
+  static constexpr int kGroup = kPieces < 3 ? kPieces : 3;  // pieces whose places are constants
+  static constexpr int kLses = 2;                           // of a lane that weighs
+
+  // Of a row: the largest LSE so far, in powers of two; the sum of the weights against it; what sums before it are to
+  // be multiplied with.
+  struct Total {
+    float peak;
+    float sum;
+    float factor;
+  };
+  // Shared memory, in floats: rows that wait for output_transform, then the weights of as many pieces as there is room
+  // for, then totals.
+  static constexpr int kWeightsAt = S::Variant::kHasOutputTransform ? kBlock * S::kPitchOut : 0;
+  static constexpr int kKnown = (S::kStageBytes / 4 - kWeightsAt - kBlock * 3) / kBlock / kPieces * kPieces;
+  static constexpr int kTotalsAt = kWeightsAt + kBlock * kKnown;
+  static_assert(kKnown > 0 && kPieces % kGroup == 0, "a stage has room");
 
   const Cta<S>& cta;
   const Work<S>& work;
-  const Split split;
+  const Split& split;
   float* room;  // a stage that nobody uses
 
-  __device__ void run() const {
-    if (split.pieces != split.count) fill_gaps();
+  __device__ __forceinline__ void run() const {
+#pragma unroll 1
     for (int from = 0; from < work.rows; from += kBlock) {
       const int rows = min(kBlock, work.rows - from);
       merge_rows(from, rows);
@@ -123,38 +164,85 @@ struct Merge {
   }
 
  private:
-  // Where the state of piece `nth` begins in the arena: partial_slot() of neighbours that lie `lockstep` workers apart,
-  // of which only the first opens the item.
-  struct Places {
-    int32_t first;
-    int32_t step;
-    int32_t last;
+  // The lanes of a row, a power of two, and who the thread is among them.
+  struct Weigher {
+    int log_lanes;
+    int row;
+    int lane;
+    bool mine;  // there is such a row
 
-    __device__ explicit Places(const Merge& of)
-        : first(2 * of.cta.peer(of.split.opener) * of.cta.p.tile_q),
-          step(2 * of.cta.lockstep() * of.cta.p.tile_q),
-          last(first + (of.split.count - 1) * step) {}
-    // Of the last piece where there are fewer. Made anew: the places of all would be kept from round to round.
-    __device__ __forceinline__ int32_t of_piece(int32_t nth, int32_t tile_q) const {
-      return min(max(first + nth * anew(step), first + tile_q), last);
+    __device__ explicit Weigher(int rows) : log_lanes(5) {
+#pragma unroll
+      for (int most = S::kThreads >> 5; most < kBlock; most *= 2) log_lanes -= rows > most;
+      const int thread = thread_anew();
+      row = min(thread >> log_lanes, rows - 1);
+      lane = thread & ((1 << log_lanes) - 1);
+      mine = thread >> log_lanes < rows;
+    }
+    __device__ int piece(int i) const { return lane + (i << log_lanes); }
+    template <typename Combine>
+    __device__ float reduce(float value, Combine combine) const {
+#pragma unroll 1
+      for (int step = 1; step < 1 << log_lanes; step *= 2) {
+        value = combine(value, __shfl_xor_sync(0xffffffff, value, step));
+      }
+      return value;
     }
   };
 
-  // A stretch without work inside the item has left nothing, and nobody but this CTA looks at its slots: they become
-  // states that saw no key.
-  __device__ void fill_gaps() const {
-    const Partials<S> partials{cta.p};
-    const Places places(*this);
+  __device__ Total& total(int row) const { return reinterpret_cast<Total*>(room + kTotalsAt)[row]; }
+  __device__ float* weights(int row) const { return room + kWeightsAt + row * kKnown; }
+
+  // LSEs of the thread's row, of its own pieces from `begin` on; always of a piece that exists. `lses`: of piece 0, had
+  // it not opened the item.
+  __device__ __forceinline__ void read_lses(const Weigher& who, const float* lses, int32_t begin,
+                                            float (&to)[kLses]) const {
+#pragma unroll
+    for (int i = 0; i < kLses; ++i) {
+      const uint32_t piece = min(begin + who.piece(i), split.count - 1);
+      to[i] = __ldcg(lses + (piece * kStep + (i == 0 && piece == 0 ? kStep / 2 : 0)));
+    }
+  }
+
+  // The weights of pieces [begin, begin + kKnown) for all rows. `lse`: the thread's first ones. Leaves the CTA in step.
+  __device__ __forceinline__ void weigh(const Weigher& who, const float* lses, int32_t begin,
+                                        float (&lse)[kLses]) const {
+    const int32_t end = min(kKnown, split.count - begin);
+    float* const own = weights(who.row);
+    Total sum{ATTNLOOM_NEG_INF, 0.0f, 0.0f};
+    if (begin > 0) {
+      __syncthreads();  // nobody needs the weights before these
+      if (who.mine) sum = total(who.row);
+    }
+    float peak = sum.peak;
 #pragma unroll 1
-    for (int32_t nth = 1; nth < split.count; ++nth) {
-      if (cta.plan().has_work(split.opener + nth)) continue;
-      const int32_t at = places.of_piece(nth, cta.p.tile_q);
+    for (int32_t from = 0;;) {
+#pragma unroll
+      for (int i = 0; i < kLses; ++i) {
+        const int32_t piece = from + who.piece(i);
+        if (piece < end && who.mine) {
+          own[piece] = lse[i] * kLog2e;
+          peak = fmaxf(peak, lse[i] * kLog2e);
+        }
+      }
+      from += kLses << who.log_lanes;
+      if (from >= end) break;
+      read_lses(who, lses, begin + from, lse);
+    }
+    peak = who.reduce(peak, [](float a, float b) { return fmaxf(a, b); });
+    const float shift = peak > ATTNLOOM_NEG_INF ? peak : 0.0f;
+    float added = 0.0f;
+    if (who.mine) {
 #pragma unroll 1
-      for (int index = thread_anew(); index < work.rows * kQuads; index += S::kThreads) {
-        *partials.quad(at, index) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (index < work.rows) partials.lses()[at + index] = ATTNLOOM_NEG_INF;
+      for (int32_t piece = who.lane; piece < end; piece += 1 << who.log_lanes) {
+        const float weight = fast_exp2(own[piece] - shift);
+        own[piece] = weight;
+        added += weight;
       }
     }
+    added = who.reduce(added, [](float a, float b) { return a + b; });
+    const float factor = fast_exp2(sum.peak - shift);
+    if (who.mine && who.lane == 0) total(who.row) = {peak, sum.sum * factor + added, factor};
     __syncthreads();
   }
 
@@ -162,54 +250,55 @@ struct Merge {
     const int all = rows * kQuads;
     const OutputTile<S> tile{cta, work, from, room};
     const Partials<S> partials{cta.p};
-    const float* const lses = partials.lses();
-    const Places places(*this);
-    const int32_t tile_q = cta.p.tile_q;
+    const Weigher who(rows);
+    const int32_t first_row = partials.first_row(split.opener, false) + from;
+    const float* const lses = partials.lses() + (first_row + who.row);
 #pragma unroll 1
-    for (int begin = thread_anew(); begin < all; begin += kRows * S::kThreads) {
+    for (int base = 0; base < all; base += kRows * S::kThreads) {
+      const int begin = base + thread_anew();
+      const float4* const states = partials.quad(first_row, begin);
       float4 merged[kRows];
-      float peak[kRows];
-      float sum[kRows];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        merged[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        peak[r] = ATTNLOOM_NEG_INF;
-        sum[r] = 0.0f;
-      }
+      for (int r = 0; r < kRows; ++r) merged[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      int32_t known = 0;  // the piece from which on the weights are there
 #pragma unroll 1
       for (int32_t piece = 0; piece < split.count; piece += kPieces) {
-        // Other CTAs wrote them, so they must come from the L2. Always from a piece and a row that exist: an array that
-        // is loaded under a condition keeps its registers all the time.
-        float4 value[kRows][kPieces];
-        float lse[kRows][kPieces];
+        const bool later = piece - known == kKnown;  // an item in more pieces than there is room for
+        if (later) known = piece;
+        const bool unknown = later || (piece == 0 && (base == 0 || split.count > kKnown));
+        // All of what is read has been written by other CTAs, so it must come from the L2. Nothing is read under a
+        // condition: an array that is keeps its registers all the time. So groups behind the last are that one again,
+        // and in it, and behind the last row, the reads run into what others have written or will write; it is not
+        // used.
+        float lse[kLses];
+        read_lses(who, lses, piece, lse);
+        float4 value[kPieces][kRows];
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-          const int32_t row = places.of_piece(piece + i, tile_q) + from;
+        for (int group = 0; group < kPieces; group += kGroup) {
+          const uint32_t first = min(piece + group, (split.count - 1) / kGroup * kGroup);
+          const float4* const at = states + first * (kStep * kQuads);
+          const int opened = group == 0 && piece == 0 ? kStep / 2 * kQuads : 0;
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            const int index = min(begin + r * S::kThreads, all - 1);
-            value[r][i] = __ldcg(partials.quad(row, index));
-            lse[r][i] = __ldcg(lses + (row + index / kQuads));
+          for (int i = 0; i < kGroup; ++i) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+              value[group + i][r] = __ldcg(at + (i == 0 ? opened : i * (kStep * kQuads)) + r * S::kThreads);
+            }
+          }
+        }
+        if (unknown) {
+          weigh(who, lses, piece, lse);
+          if (later) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) scale_quad(merged[r], total(row_of(begin, r, rows)).factor);
           }
         }
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          float next = peak[r];
+          const float* const weight = weights(row_of(begin, r, rows)) + (piece - known);
 #pragma unroll
           for (int i = 0; i < kPieces; ++i) {
-            lse[r][i] = piece + i < split.count ? lse[r][i] * kLog2e : ATTNLOOM_NEG_INF;
-            next = fmaxf(next, lse[r][i]);
-          }
-          const float shift = next > ATTNLOOM_NEG_INF ? next : 0.0f;
-          const float factor = fast_exp2(peak[r] - shift);
-          peak[r] = next;
-          sum[r] *= factor;
-          scale_quad(merged[r], factor);
-#pragma unroll
-          for (int i = 0; i < kPieces; ++i) {
-            const float weight = fast_exp2(lse[r][i] - shift);
-            sum[r] += weight;
-            add_quad(merged[r], weight, value[r][i]);
+            if (piece + i < split.count) add_quad(merged[r], weight[i], value[i][r]);
           }
         }
       }
@@ -217,12 +306,16 @@ struct Merge {
       for (int r = 0; r < kRows; ++r) {
         const int index = begin + r * S::kThreads;
         if (index >= all) continue;
-        if constexpr (S::Variant::kSoftmax) scale_quad(merged[r], sum[r] == 0.0f ? 0.0f : __fdividef(1.0f, sum[r]));
-        const float lse = sum[r] == 0.0f ? ATTNLOOM_NEG_INF : (peak[r] + fast_log2(sum[r])) * kLn2;
+        const Total& sum = total(index / kQuads);
+        if constexpr (S::Variant::kSoftmax) scale_quad(merged[r], sum.sum == 0.0f ? 0.0f : __fdividef(1.0f, sum.sum));
+        const float lse = sum.sum == 0.0f ? ATTNLOOM_NEG_INF : (sum.peak + fast_log2(sum.sum)) * kLn2;
         tile.put(index / kQuads, index % kQuads, merged[r], lse);
       }
+      if (split.count > kKnown) __syncthreads();
     }
   }
+
+  static __device__ int row_of(int begin, int r, int rows) { return min((begin + r * S::kThreads) / kQuads, rows - 1); }
 };
 
 // Not inlined: it is long, and little of the main loop is alive here. `room`: a stage.
@@ -231,7 +324,12 @@ __device__ __noinline__ void merge_if_last(int32_t piece, float* room) {
   const Cta<S> cta = Cta<S>::again();
   const Work<S>& work = cta.work(piece);
   const Split& split = cta.split_of(work.piece);
-  if (is_last(cta, split)) Merge<S>{cta, work, split, room}.run();
+  if (!is_last(cta, split)) return;
+  if (split.pieces != split.count) fill_gaps(cta, work, split);
+  if constexpr (S::kTall && !S::Variant::kHasOutputTransform) {
+    if (work.rows > S::kShortRows) return Merge<S, 8, 2>{cta, work, split, room}.run();
+  }
+  Merge<S, 1, 9>{cta, work, split, room}.run();
 }
 
 }  // namespace sm80

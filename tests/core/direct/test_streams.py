@@ -23,7 +23,7 @@ def test_streams_have_arenas_of_their_own(path: Callable[[Kernel], DirectPath]) 
 
 
 def test_partial_states_beyond_what_a_kernel_counts_are_refused() -> None:
-    assert arena.floats_on_gpu(2**20, 16, 128, False) == 2 * 2**20 * 16 * 129
+    assert arena.floats_on_gpu(2**20, 16, 128, False) == 2 * (2**20 + 3) * 16 * 129
     with pytest.raises(ValueError, match=r"num_workers=1048576: .* less than 32 GiB, they take 129 GiB"):
         arena.floats_on_gpu(2**20, 128, 128, False)
 

@@ -159,6 +159,7 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 using cudaError_t = int;
 using cudaStream_t = void*;
 constexpr cudaError_t cudaSuccess = 0;
+constexpr cudaError_t cudaErrorInvalidValue = 1;
 constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
 struct cudaFuncAttributes {};
 template <typename Kernel>
