@@ -1,7 +1,8 @@
 """What attention costs the host on a GPU: a layer by the direct path and by the operator, a plan, a captured plan.
 
 Host time is the clock's over a burst of calls that the device's queue takes without waiting, divided by the calls;
-medians over many bursts. The planner inside a graph is timed by events around a graph of many.
+medians over many bursts, on CPUs that nobody else uses at the time (gpu/quiet.py). The planner inside a graph is timed
+by events around a graph of many.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from gpu.card import driver
+from gpu.quiet import quiet, summary, turns
 from report import Row, Target, arguments, publish
 
 from attnloom import Attention, BlockSparseLayout, Variant, append_kv, variants
@@ -20,8 +23,10 @@ from attnloom.core.op import op_arguments
 from attnloom.core.plan import Plan
 
 BURST = 50  # calls; a stream's queue holds about a thousand launches
-BURSTS = 60
+BURSTS = 12  # of a row in a turn
+TURNS = 2  # of each CPU
 PLANNERS = 40  # in a graph
+REPLAYS = 60
 
 
 class Layer:
@@ -56,6 +61,13 @@ class Layer:
         if params is None:
             return lambda: run(plan, q, k, v, out=out)
         return lambda: run(plan, q, k, v, out=out, params=params)
+
+    def launch(self) -> Callable[[], object]:
+        """The direct path's last launch once more: what is left of it without all that Python does before."""
+        direct = self.engine.direct
+        assert direct is not None and direct._last is not None
+        kernel, argument = direct._kernel, direct._last.argument
+        return lambda: kernel(argument)
 
     def fresh_out(self) -> Callable[[], object]:
         run, plan, q, k, v = self.engine.run, self.plan, self.q, self.k, self.v
@@ -95,7 +107,7 @@ def in_graph_us(call: Callable[[], object]) -> float:
     with torch.cuda.graph(graph):
         kept = [call() for _ in range(PLANNERS)]
     times = []
-    for _ in range(BURSTS):
+    for _ in range(REPLAYS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
@@ -106,19 +118,37 @@ def in_graph_us(call: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def measured() -> list[Row]:
-    """Every row."""
+def host_rows() -> tuple[list[Row], dict[str, Any]]:
+    """What calls cost the host, and the turns that say so."""
     layer = Layer(16)
     sinks = Layer(16, variant=variants.Causal() & variants.Sinks())
-    rows = [
-        Row("engine.run, out=", host_us(layer.direct()), target=Target("ours", 8, "us")),
-        Row("engine.run, out=, sinks", host_us(sinks.direct())),
-        Row("engine.run, a new out", host_us(layer.fresh_out())),
-        Row("torch.ops.attnloom.attention", host_us(layer.operator()), target=Target("ours", 15, "us")),
-        Row("append_kv", host_us(layer.append)),
-        Row("engine.plan, lengths on the device, 16 requests", host_us(layer.device_plan)),
-        Row("engine.plan, lengths on the host, 16 requests", host_us(layer.host_plan)),
-    ]
+    layer.direct()()
+    calls: dict[str, tuple[Callable[[], object], float | None]] = {
+        "engine.run, out=": (layer.direct(), 8),
+        "engine.run, out=, sinks": (sinks.direct(), None),
+        "engine.run, a new out": (layer.fresh_out(), None),
+        "torch.ops.attnloom.attention": (layer.operator(), 15),
+        "the launch alone": (layer.launch(), None),
+        "append_kv": (layer.append, None),
+        "engine.plan, lengths on the device, 16 requests": (layer.device_plan, None),
+        "engine.plan, lengths on the host, 16 requests": (layer.host_plan, None),
+    }
+    found = turns(lambda: {name: host_us(call) for name, (call, _) in calls.items()}, TURNS)
+    rows = []
+    for name, (_, limit) in calls.items():
+        us, detail = summary(name, found)
+        rows.append(Row(name, us, target=None if limit is None else Target("ours", limit, "us"), detail=detail))
+    counted = [turn.cpu for turn in quiet(found)]
+    return rows, {
+        "turns": len(found),
+        "quiet_turns_of_cpus": counted,
+        "yardstick_us": sorted(turn.yardstick_us for turn in found),
+    }
+
+
+def planner_rows() -> list[Row]:
+    """The device planner in a graph."""
+    rows = []
     for requests in (1, 16, 256, 1000, 5000, 20_000):
         step = Layer(requests)
         target = Target("ours", 15, "us") if requests == 256 else None
@@ -141,9 +171,11 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gpu_host_time: expected a CUDA device")
-    rows = measured()
+    rows, cpus = host_rows()
+    rows += planner_rows()
     card = torch.cuda.get_device_properties(0).name
-    more = {"card": card, "driver": driver(), "cuda": torch.version.cuda}
+    more = {"card": card, "driver": driver(), "cuda": torch.version.cuda, "cpus": cpus}
+    print(f"{len(cpus['quiet_turns_of_cpus'])} of {cpus['turns']} turns on CPUs that nobody else used")
     publish("gpu_host_time", rows, options.json, more=more, measured=options.commit)
 
 
