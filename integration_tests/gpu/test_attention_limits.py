@@ -49,6 +49,31 @@ def check_pages(kernel: Kernel, k_cache: Tensor, v_cache: Tensor, pages: Sequenc
         check_lse("lse", lse[rows], answer.lse, limit.lse)
 
 
+@pytest.mark.parametrize("queries", [1, 4, 40])
+@pytest.mark.parametrize("kernel", [Kernel(BF16, BF16, 64), *FAR, Kernel(BF16, BF16, 256)], ids=str)
+def test_an_item_in_more_pieces_than_a_stage_holds_weights_of(kernel: Kernel, queries: int) -> None:
+    """csrc/sm80/merge.h: kKnown, at most 504."""
+    workers, length, dim = 700, 700 * 64, kernel.head_dim
+    layout = BlockSparseLayout.from_page_table(
+        torch.randperm(length // PAGE, device=DEVICE).to(torch.int32)[None],
+        torch.tensor([length], dtype=torch.int32, device=DEVICE),
+        PAGE,
+    )
+    k, v = (torch.randn(length // PAGE, PAGE, 1, dim, device=DEVICE).to(kernel.kv_dtype) for _ in range(2))
+    q = torch.randn(queries, GROUP, dim, device=DEVICE).to(kernel.dtype)
+    engine = engine_of(kernel, GROUP, 1)
+    indptr, lengths = (torch.tensor(each, dtype=torch.int32) for each in ([0, queries], [length]))
+    plan = engine.plan(indptr, layout, kv_lens=lengths, num_workers=workers)
+    assert plan.host().num_splits
+    out, lse = engine.run(plan, q, k, v, return_lse=True)
+    dense = [cache.float()[layout.indices.long()].flatten(0, 1).to(kernel.kv_dtype) for cache in (k, v)]
+    request = Request(q, dense[0], dense[1], torch.arange(length, device=DEVICE))
+    answer = attention(0, request, (None, 0), Hooks(), Scales(dim**-0.5))
+    limit = bounds(answer, Hooks(), kernel.dtype)
+    check_rows("out", out, answer.out, limit.out, answer)
+    check_lse("lse", lse, answer.lse, limit.lse)
+
+
 @pytest.mark.parametrize("kernel", FAR, ids=str)
 def test_pages_past_two_to_the_31_elements(kernel: Kernel) -> None:
     """K and V side by side in one cache, of which a handful of pages is written."""
