@@ -36,12 +36,13 @@ struct Partials {
   }
 };
 
-// Rows of a warp's output to shared memory, as float32: those of kHalves halves of 8 from `half` on.
+// Rows of a warp's output to shared memory, as float32: those of kHalves halves of 8 from `half` on, as far as there
+// are `count` of them.
 template <typename S, int kHalves>
-__device__ __forceinline__ void share_output(const Rows<S>& rows, int half, uint32_t lane, float* to) {
+__device__ __forceinline__ void share_output(const Rows<S>& rows, int half, int count, uint32_t lane, float* to) {
 #pragma unroll
   for (int own = 0; own < 2; ++own) {
-    if (own < half || own >= half + kHalves) continue;
+    if (own < half || own >= half + kHalves || (own - half) * 8 >= count) continue;
     const int row = lane / 4 + (own - half) * 8;
     if constexpr (sizeof(typename S::Value) == 2) {
 #pragma unroll

@@ -122,7 +122,7 @@ struct Short {
       const int first = half * 8;
       const int count = min(S::kOutputRows, work.rows - first);
       if (count <= 0) break;
-      share_output<S, S::kOutputRows / 8>(rows[0], half, cta.lane(), output(stage, cta.warp()));
+      share_output<S, S::kOutputRows / 8>(rows[0], half, count, cta.lane(), output(stage, cta.warp()));
       __syncthreads();
       // The sum takes the place of the first warp's part, which nobody else reads.
       constexpr int kQuads = S::kDimV / 4;

@@ -229,7 +229,7 @@ struct Tall {
     for (int half = 0; half < 2; half += S::kOutputRows / 8) {
       const int first = first_row() + m * 16 + half * 8;
       const int count = min(S::kOutputRows, work.rows - first);
-      share_output<S, S::kOutputRows / 8>(rows[m], half, cta.lane(), mine);
+      share_output<S, S::kOutputRows / 8>(rows[m], half, count, cta.lane(), mine);
       __syncwarp();
       constexpr int kQuads = S::kDimV / 4;
       for (int index = cta.lane(); index < count * kQuads; index += 32) {
