@@ -51,3 +51,16 @@ def test_a_fault_is_named(fault: str, library: Path) -> None:
     code = f"from tests.emulation.test_faults import run; run({str(library)!r}, {index})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parents[1], timeout=60)
     assert done.returncode == 3 and message in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("at", [6, 7])
+def test_nobody_reads_behind_guarded_memory(at: int) -> None:
+    code = f"""
+import ctypes, math
+from tests.emulation.guarded import Guarded
+memory = Guarded(7, math.nan)
+assert bool(memory.floats.isnan().all())
+print(ctypes.c_float.from_address(memory.floats.data_ptr() + 4 * {at}).value)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parents[1], timeout=60)
+    assert (done.returncode, done.stdout) == ((0, "nan\n") if at == 6 else (-11, ""))
