@@ -23,6 +23,7 @@ _ROWS = {torch.bfloat16: 1, torch.float16: 2}
 _CACHES = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 4}
 
 _MOST_TEMPLATES = 4096
+_MOST_RECENT = 4
 _PARALLEL_BYTES = 1 << 16  # below this one thread is done before others have woken
 
 
@@ -53,13 +54,15 @@ def append_kv(
         TypeError, ValueError: a tensor of another dtype, shape or device; a slot outside the cache, which on a GPU is
             looked for with ``ATTNLOOM_VALIDATE=1`` only, since it waits for the device.
     """
-    template = _last
-    if template is None or not (
-        template.thread == get_ident()
-        and template.scales == (k_scale, v_scale)
-        and template.keys_same(k, k_cache, slot_mapping)
-        and template.values_same(v, v_cache)
-    ):
+    for template in _recent:
+        if (
+            template.thread == get_ident()
+            and template.scales == (k_scale, v_scale)
+            and template.keys_same(k, k_cache, slot_mapping)
+            and template.values_same(v, v_cache)
+        ):
+            break
+    else:
         template = _find((k, v, k_cache, v_cache, slot_mapping), k_scale, v_scale)
     if template.num_tokens == 0:
         return
@@ -103,12 +106,12 @@ class _Template(NamedTuple):
 
 
 _templates: dict[tuple[object, ...], _Template] = {}
-_last: _Template | None = None  # whose layers come one after the other
+_recent: tuple[_Template, ...] = ()  # of a step: layers come one after the other, now and then of several pools
 
 
 def _find(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], k_scale: object, v_scale: object) -> _Template:
     """The template for such arguments, which are checked if there was none."""
-    global _last
+    global _recent
     check_on_host("k_scale", k_scale)
     check_on_host("v_scale", v_scale)
     # By value: a tensor may hold another number the next time.
@@ -128,7 +131,8 @@ def _find(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], k_scale: objec
     else:
         k, v, k_cache, v_cache, slot_mapping = tensors
         template = template._replace(keys_same=guard_of(k, k_cache, slot_mapping), values_same=guard_of(v, v_cache))
-    _last = _templates[key] = template
+    _templates[key] = template
+    _recent = (template, *_recent[: _MOST_RECENT - 1])
     return template
 
 

@@ -202,7 +202,7 @@ class DirectPath:
         template = self._templates.get(key)
         if template is None:
             template = self._make(key, q, out, False, call.scales, call.scales, flags, numbers)
-        else:
+        elif not template.looks_same(q, out):
             template.look_at(q, out)
         template.call = call
         self._last_of_op = template
@@ -277,7 +277,7 @@ class DirectPath:
         if template is None:
             check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)
             template = self._make(key, q, out, fresh, given, scales, flags, numbers)
-        else:
+        elif not (template.looks_same(q) if fresh else template.looks_same(q, out)):
             template.look_at(q, out)
         # As the caller writes them, if that is what they are: a tensor may hold another number the next time.
         template.scales = scales if any(isinstance(scale, Tensor) for scale in given) else given

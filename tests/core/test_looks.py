@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnloom import append_kv
-from attnloom.core import looks
+from attnloom.core import append, looks
 from attnloom.core.looks import guard_of, looks_of
 
 
@@ -85,3 +85,20 @@ def test_append_looks_again_at_what_it_knows() -> None:
         append_kv(rows.to("meta"), rows, cache, cache.clone(), slots)
     with pytest.raises(TypeError, match="v: expected a tensor, got NoneType"):
         append_kv(rows, None, cache, cache.clone(), slots)  # type: ignore[arg-type]
+
+
+def test_pools_of_several_shapes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has been looked for once is not looked for again while they do."""
+    looked_for: list[Tensor] = []
+    find = append._find
+    monkeypatch.setattr(
+        append, "_find", lambda tensors, *scales: looked_for.append(tensors[2]) or find(tensors, *scales)
+    )
+    pools = [torch.zeros(2, blocks, 4, 2, 64) for blocks in (3, 5, 4)]
+    slots = torch.tensor([1, 6])
+    for step in range(4):
+        for pool in pools:
+            k, v = torch.randn(2, 2, 2, 64)
+            append_kv(k, v, pool[0], pool[1], slots)
+            assert torch.equal(pool.view(2, -1, 2, 64)[:, slots], torch.stack((k, v))), step
+    assert len(looked_for) <= len(pools)
