@@ -54,7 +54,13 @@ def append_kv(
         TypeError, ValueError: a tensor of another dtype, shape or device; a slot outside the cache, which on a GPU is
             looked for with ``ATTNLOOM_VALIDATE=1`` only, since it waits for the device.
     """
-    for template in _recent:
+    # Of a tensor no guard is asked that it would end, and no number of a tensor is compared.
+    known = (
+        (k_scale is None or type(k_scale) is float)
+        and (v_scale is None or type(v_scale) is float)
+        and not any([getattr(each, "is_nested", True) for each in (k, v, k_cache, v_cache, slot_mapping)])
+    )
+    for template in _recent if known else ():
         if (
             template.thread == get_ident()
             and template.scales == (k_scale, v_scale)

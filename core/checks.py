@@ -34,14 +34,22 @@ def check_tensor(
         raise ValueError(f"{name}.device={value.device}: expected {device}")
     # Under torch.compile no memory is there yet, and Dynamo does not trace is_neg(); params are looked at when packed.
     if not torch.compiler.is_compiling():
-        check_not_negated(name, value)
+        check_stored(name, value)
     return value
 
 
-def check_not_negated(name: str, value: Tensor) -> None:
-    """The tensor lacks torch's negative bit: a kernel reads what lies in memory, which has the other sign."""
+def check_stored(name: str, value: Tensor) -> None:
+    """The tensor is what lies in memory, which is all that a kernel reads."""
     if value.is_neg():
         raise ValueError(f"{name}.is_neg()=True: expected a tensor without torch's negative bit, {name}.resolve_neg()")
+    if value.is_conj():
+        raise ValueError(
+            f"{name}.is_conj()=True: expected a tensor without torch's conjugate bit, {name}.resolve_conj()"
+        )
+    if value.is_nested or value.layout != torch.strided:
+        raise ValueError(f"{name}.layout={value.layout}, {name}.is_nested={value.is_nested}: expected a dense tensor")
+    if value._is_zerotensor():
+        raise ValueError(f"{name}._is_zerotensor()=True: expected a tensor with memory")
 
 
 def check_contiguous_last(name: str, value: Tensor) -> None:
@@ -105,8 +113,8 @@ def check_above(name: str, value: object, bound: float) -> float:
 
 
 def check_on_host(name: str, scale: object) -> None:
-    """To read a number of the device is to wait for it."""
-    if isinstance(scale, Tensor) and scale.is_cuda:
+    """To read a number of a device is to wait for it."""
+    if isinstance(scale, Tensor) and scale.device.type != "cpu":
         raise ValueError(f"{name}.device={scale.device}: expected a number, or a tensor on the host")
 
 

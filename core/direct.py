@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnloom.core.arena import floats_on_gpu, stream_arenas
-from attnloom.core.checks import ALIGNMENT, check_aligned, check_strides
+from attnloom.core.checks import ALIGNMENT, check_aligned, check_on_host, check_stored, check_strides
 from attnloom.core.errors import AttnloomError
 from attnloom.core.launch import count_run
 from attnloom.core.looks import looks_of
@@ -124,16 +124,20 @@ class DirectPath:
                 template.thread == get_ident()
                 and ((template.plan() is plan and plan is not None) or self._follow(engine, template, plan))
                 and fresh == template.fresh
+                and not (q.is_nested or out.is_nested)
                 and (template.looks_same(q) if fresh else template.looks_same(q, out))
                 and flags == template.flags
+                and (type(given[0]), type(given[1]), type(given[2])) == template.scale_types
                 and given == template.scales
             ):
                 template = self._find(engine, plan, q, k_cache, v_cache, given, flags, out, fresh)
             caches = self._caches.get(id(k_cache))
             if (
                 caches is None
-                or caches.k() is not k_cache
-                or caches.v() is not v_cache
+                or k_cache.is_nested
+                or v_cache.is_nested
+                or not caches.k_same(k_cache)
+                or not caches.v_same(v_cache)
                 or caches.k_at != k_cache.data_ptr()
                 or caches.v_at != v_cache.data_ptr()
                 or caches.block_size != template.numbers[2]
@@ -170,8 +174,8 @@ class DirectPath:
         caches = self._caches.get(id(k_cache))
         if (
             caches is None
-            or caches.k() is not k_cache
-            or caches.v() is not v_cache
+            or not caches.k_same(k_cache)
+            or not caches.v_same(v_cache)
             or caches.k_at != k_cache.data_ptr()
             or caches.v_at != v_cache.data_ptr()
         ):
@@ -269,9 +273,11 @@ class DirectPath:
         if layout is None:
             raise ValueError("plan.layout=None: expected a plan made with a layout")
         numbers = _numbers_of(plan, layout)
-        if any(isinstance(scale, Tensor) and scale.is_cuda for scale in given):
-            check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says which
+        for name, scale in zip(("sm_scale", "k_scale", "v_scale"), given, strict=True):
+            check_on_host(name, scale)
         scales = check_scales(engine, given)
+        check_stored("q", q)
+        check_stored("out", out)
         key = (get_ident(), looks_of(q), None if fresh else looks_of(out), flags, scales, numbers)
         template = self._templates.get(key)
         if template is None:
@@ -280,7 +286,7 @@ class DirectPath:
         elif not (template.looks_same(q) if fresh else template.looks_same(q, out)):
             template.look_at(q, out)
         # As the caller writes them, if that is what they are: a tensor may hold another number the next time.
-        template.scales = scales if any(isinstance(scale, Tensor) for scale in given) else given
+        template.keep_scales(given)
         self._follow(engine, template, plan)
         self._last = template
         return template

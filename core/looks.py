@@ -14,14 +14,16 @@ _Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
 def looks_of(rows: Tensor) -> tuple[object, ...]:
-    """Shape, strides, dtype, device, and whether torch's negative bit is set, which no kernel sees."""
-    return (rows.shape, rows.stride(), rows.dtype, rows.device, rows.is_neg())
+    """Shape, strides, dtype and device, and whether more than memory says what the tensor is (checks.check_stored)."""
+    bits = (rows.is_neg(), rows.is_conj(), rows._is_zerotensor())
+    return (rows.shape, rows.stride(), rows.dtype, rows.device, bits)
 
 
 def guard_of(*tensors: Tensor) -> Callable[..., bool]:
     """A function of as many arguments: False where one is no tensor or does not look like its counterpart here.
 
-    It may also be False where an argument comes twice: Dynamo wants each tensor once.
+    It may also be False where an argument comes twice: Dynamo wants each tensor once. No argument may be a nested
+    tensor: Dynamo's guard asks for strides, which these do not have, and ends the process.
     """
     if _Guards is None:
         looks = [looks_of(each) for each in tensors]

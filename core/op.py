@@ -36,6 +36,7 @@ _library.define(
     "Scalar[] numbers) -> ()"
 )
 _OF_PLAN = 6  # tensors before those of the variant
+_OF_ENGINE = 10  # numbers before those of the variant
 _engines: dict[int, weakref.ref[Attention]] = {}  # a WeakValueDictionary takes four times as long to ask
 _next_handle = 0
 
@@ -68,7 +69,8 @@ def op_arguments(
             layout.indices,
             layout.positions,
             None if plan.block_mask is None else plan.block_mask.kinds,
-            *[value for value in values if isinstance(value, Tensor)],
+            # torch does not do that by itself for a list in which there may be None.
+            *[value.resolve_neg() for value in values if isinstance(value, Tensor)],
         ],
         [
             engine.handle,
@@ -149,7 +151,8 @@ def _run_cuda(
     assert direct is not None
     hooks = NO_HOOKS
     if engine.variant.params:
-        words = pack(engine.variant.params, _values(engine, tensors[_OF_PLAN:], call.hook_scalars))
+        # Not those of the call before, which were equal: 0.0 is -0.0 as well.
+        words = pack(engine.variant.params, _values(engine, tensors[_OF_PLAN:], numbers[_OF_ENGINE:]))
         hooks = ctypes.addressof(words)
     direct.run_op(call, q, k_cache, v_cache, out, lse, tensors[:_OF_PLAN], hooks)
 
@@ -160,7 +163,6 @@ class Call:
     __slots__ = (
         "block_size",
         "engine",
-        "hook_scalars",
         "index_stride",
         "lockstep",
         "num_workers",
@@ -176,7 +178,6 @@ class Call:
         self.block_size, self.index_stride, unfinished, *rest = rest
         self.unfinished = bool(unfinished)
         self.scales = (float(rest[0]), float(rest[1]), float(rest[2]))
-        self.hook_scalars: list[float | int] = rest[3:]
         self.engine = weakref.ref(_find(handle))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from attnloom.core.checks import check_not_negated, check_tensor
+from attnloom.core.checks import check_stored, check_tensor
 from attnloom.core.variant import Param, same_value
 
 Value = float | int | Tensor
@@ -137,7 +137,7 @@ def pack(declared: Sequence[Param], values: Sequence[Value]) -> ctypes.Array[cty
     words: list[int] = []
     for param, value in zip(declared, values, strict=True):
         if isinstance(value, Tensor):
-            check_not_negated(f"params[{param.name!r}]", value)
+            check_stored(f"params[{param.name!r}]", value)
             words.append((value if value.numel() else spare_word(value.device)).data_ptr())
             words.extend(stride & 0xFFFFFFFFFFFFFFFF for stride in value.stride())
             words.extend(value.shape)

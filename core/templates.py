@@ -72,13 +72,12 @@ def _cache_in_units(cache: Tensor) -> CacheTensor:
 
 
 class Caches:
-    """A pair of caches that were checked, by their identity; holds neither."""
+    """A pair of caches that were checked: what they looked like, and where they lay; holds neither."""
 
-    __slots__ = ("block_size", "k", "k_at", "v", "v_at", "words")
+    __slots__ = ("block_size", "k_at", "k_same", "v_at", "v_same", "words")
 
     def __init__(self, k_cache: Tensor, v_cache: Tensor, block_size: int) -> None:
-        self.k = weakref.ref(k_cache)
-        self.v = weakref.ref(v_cache)
+        self.k_same, self.v_same = guard_of(k_cache), guard_of(v_cache)  # apart, since they may be one tensor
         self.k_at = k_cache.data_ptr()
         self.v_at = v_cache.data_ptr()
         self.block_size = block_size
@@ -107,6 +106,7 @@ class Template:
         "params",
         "plan",
         "room",
+        "scale_types",
         "scales",
         "tensors",
         "thread",
@@ -130,7 +130,9 @@ class Template:
         self.looks_same: Callable[..., bool]
         self.look_at(q, out)
         self.out_alignment = _OUT_ALIGNMENT[unfinished]
-        self.scales = given
+        self.scales: tuple[object, object, object]
+        self.scale_types: tuple[type | None, ...]
+        self.keep_scales(given)
         self.flags = flags
         self.numbers = numbers  # total_q, num_workers, block_size, tile_q, lockstep
         self.plan: Callable[[], Plan | None] = _nothing
@@ -154,6 +156,11 @@ class Template:
         # Of the operator: its numbers, and the plan's tensors where there are no others.
         self.call: object = None
         self.tensors: tuple[weakref.ref[Tensor], ...] | None = None
+
+    def keep_scales(self, given: tuple[object, object, object]) -> None:
+        """The scales as the caller writes them. A tensor may hold another number the next time: no call is like one."""
+        self.scales = given
+        self.scale_types = tuple(None if isinstance(scale, Tensor) else type(scale) for scale in given)
 
     def look_at(self, q: Tensor, out: Tensor) -> None:
         """``looks_same`` tells these from others: q alone where out is fresh, else q and out."""

@@ -319,6 +319,12 @@ struct Merge {
   static __device__ int row_of(int begin, int r, int rows) { return min((begin + r * S::kThreads) / kQuads, rows - 1); }
 };
 
+#if __CUDA_ARCH__ >= 1000
+constexpr int kMergedAtOnce = 3;  // more spill there (CUDA 13.0)
+#else
+constexpr int kMergedAtOnce = 9;
+#endif
+
 // Not inlined: it is long, and little of the main loop is alive here. `room`: a stage.
 template <typename S>
 __device__ __noinline__ void merge_if_last(int32_t piece, float* room) {
@@ -330,7 +336,7 @@ __device__ __noinline__ void merge_if_last(int32_t piece, float* room) {
   if constexpr (S::kTall && !S::Variant::kHasOutputTransform) {
     if (work.rows > S::kShortRows) return Merge<S, 8, 2>{cta, work, split, room}.run();
   }
-  Merge<S, 1, 9>{cta, work, split, room}.run();
+  Merge<S, 1, kMergedAtOnce>{cta, work, split, room}.run();
 }
 
 }  // namespace sm80

@@ -92,6 +92,25 @@ def test_a_compiled_layer_follows_the_plan_it_is_given() -> None:
         assert torch.equal(compiled(*args), layer(*args)), f"step {seed}"
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_with_a_negated_hook_parameter(backend: str) -> None:
+    """torch resolves the negative bit of the operator's tensors, but not in a list in which there may be None."""
+    problem = make_problem([1, 5, 2], [130, 5, 40], num_qo_heads=6)
+    engine = kernels.engine_of(STATEFUL.variant)
+    plan = engine.plan(problem.qo_indptr, problem.layout, num_workers=3)
+    params = {name: value for name, value in STATEFUL.params.items() if isinstance(value, torch.Tensor)}
+    (name, tensor), *_ = [(name, value) for name, value in params.items() if value.is_floating_point()]
+    rest = {other: value for other, value in STATEFUL.params.items() if other != name}
+
+    def layer(given: torch.Tensor) -> torch.Tensor:
+        return engine.run(plan, problem.q, problem.k_cache, problem.v_cache, params={**rest, name: given})
+
+    negated = torch._neg_view((-tensor).clone())
+    assert negated.is_neg() and torch.equal(negated, tensor)
+    expected = layer(tensor)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(negated), expected)
+
+
 def test_opcheck() -> None:
     """torch's own checks: schema (what is written), fake kernel, tracing with static and dynamic shapes."""
     problem = _problem()

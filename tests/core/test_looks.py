@@ -83,6 +83,10 @@ def test_append_looks_again_at_what_it_knows() -> None:
         append_kv(torch._neg_view(rows), rows, cache, cache.clone(), slots)
     with pytest.raises(ValueError, match=r"k\.device=meta"):
         append_kv(rows.to("meta"), rows, cache, cache.clone(), slots)
+    with pytest.raises(ValueError, match=r"k\._is_zerotensor"):
+        append_kv(torch._efficientzerotensor(rows.shape), rows, cache, cache.clone(), slots)
+    with pytest.raises(ValueError, match=r"v\.is_nested=True"):
+        append_kv(rows, torch.nested.nested_tensor([*rows]), cache, cache.clone(), slots)
     with pytest.raises(TypeError, match="v: expected a tensor, got NoneType"):
         append_kv(rows, None, cache, cache.clone(), slots)  # type: ignore[arg-type]
 
@@ -102,3 +106,25 @@ def test_pools_of_several_shapes_take_turns(monkeypatch: pytest.MonkeyPatch) -> 
             append_kv(k, v, pool[0], pool[1], slots)
             assert torch.equal(pool.view(2, -1, 2, 64)[:, slots], torch.stack((k, v))), step
     assert len(looked_for) <= len(pools)
+
+
+def test_append_takes_what_lies_in_memory() -> None:
+    cache = torch.zeros(2, 4, 2, 64, dtype=torch.complex64)
+    rows = torch.randn(2, 2, 64, dtype=torch.complex64)
+    append_kv(rows, rows, cache, cache.clone(), torch.tensor([1, 6]))
+    with pytest.raises(ValueError, match=r"k\.is_conj"):
+        append_kv(rows.conj(), rows, cache, cache.clone(), torch.tensor([1, 6]))
+
+
+def test_append_looks_at_scales_before_it_compares_them() -> None:
+    cache, slots, rows = torch.zeros(2, 4, 2, 64), torch.tensor([1, 6]), torch.randn(2, 2, 64)
+    append_kv(rows, rows, cache, cache.clone(), slots)
+    wrong: dict[str, object] = {
+        r"k_scale\.device=meta: expected a number, or a tensor on the host": torch.tensor(1.0, device="meta"),
+        r"k_scale\.shape=\(2,\): expected one element": torch.tensor([1.0, 2.0]),
+        "k_scale=True: expected a number": True,
+        r"k_scale=1\.0, v_scale=None: expected None for a torch\.float32 cache": 1.0,
+    }
+    for match, scale in wrong.items():
+        with pytest.raises((TypeError, ValueError), match=match):
+            append_kv(rows, rows, cache, cache.clone(), slots, k_scale=scale)  # type: ignore[arg-type]

@@ -97,6 +97,57 @@ def test_caches_are_known_by_where_they_lie(path: Callable[[Kernel], DirectPath]
     assert kernel.launched[1].k.data == k.data_ptr() and kernel.launched[1].k.stride_block == 2048
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cache: cache.as_strided_(cache.shape, (2048, 64, 1024, 1)),
+        lambda cache: cache.transpose_(0, 1),
+        lambda cache: cache.resize_(3, 8, 2, 64),
+    ],
+)
+def test_caches_are_known_by_what_they_look_like(
+    path: Callable[[Kernel], DirectPath], change: Callable[[torch.Tensor], object]
+) -> None:
+    kernel, engine = Kernel(), Engine()
+    made = path(kernel)
+    q, _, v, out = step()
+    k = torch.randn(7, 16, 2, 64)
+    launch(made, (q, k, v, out), plan_of(), engine)
+    before, address = engine.checks, k.data_ptr()
+    change(k)
+    assert k.data_ptr() == address
+    launch(made, (q, k, v, out), plan_of(), engine)
+    assert engine.checks == before + 1
+    got = kernel.launched[1].k
+    assert (got.stride_block, got.stride_slot, got.stride_head) == k.stride()[:3]
+
+
+def test_scales_are_looked_at_before_they_are_compared(path: Callable[[Kernel], DirectPath]) -> None:
+    made, tensors, plan = path(Kernel()), step(), plan_of()
+    launch(made, tensors, plan, given=(1.0, None, None))
+    with pytest.raises(ValueError, match=r"sm_scale\.device=meta: expected a number"):
+        launch(made, tensors, plan, given=(torch.tensor(1.0, device="meta"), None, None))
+    seen: list[object] = []
+
+    class Asked(Engine):
+        def scales(self, *given: object) -> tuple[float, ...]:
+            seen.append(given[0])
+            return (1.0, 1.0, 1.0)
+
+    for scale in (1.0, torch.tensor([1.0, 2.0]), True, 1, 1):
+        launch(made, tensors, plan, Asked(), given=(scale, None, None))
+    assert [type(each) for each in seen] == [torch.Tensor, bool, int]
+
+
+def test_what_is_no_dense_tensor_is_refused(path: Callable[[Kernel], DirectPath]) -> None:
+    made, (q, k, v, out), plan = path(Kernel()), step(), plan_of()
+    launch(made, (q, k, v, out), plan)
+    with pytest.raises(ValueError, match=r"q\.is_nested=True: expected a dense tensor"):
+        launch(made, (torch.nested.nested_tensor([*q]), k, v, out), plan)
+    with pytest.raises(ValueError, match=r"q\.is_neg"):
+        launch(made, (torch._neg_view(q), k, v, out), plan)
+
+
 def test_no_plan_is_not_the_plan_that_is_gone(path: Callable[[Kernel], DirectPath]) -> None:
     kernel, engine = Kernel(), Engine()
     made, tensors = path(kernel), step()

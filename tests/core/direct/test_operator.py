@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from attnloom.core import op
 from attnloom.core.direct import DirectPath
+from attnloom.core.variant import Param
 from tests.core.direct.fakes import SCALES, Engine, Kernel, plan_of, step
 
 
@@ -45,3 +49,21 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
     for call, stride in ((calls[False], 1), (apart, 4), (apart, 4), (calls[False], 1)):
         made.run_op(call, q, k, v, out, None, of_plan, 8)
         assert (kernel.launched[-1].layout.index_stride, kernel.launched[-1].plan) == (stride, plan.buffer.data_ptr())
+
+
+def test_numbers_of_a_variant_are_this_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.0 and -0.0 are equal, and the numbers of a call are known by being equal to those of the call before."""
+    packed: list[float] = []
+
+    class Ran:
+        variant = SimpleNamespace(params=[Param("x")])
+        direct = SimpleNamespace(run_op=lambda *_: None)
+
+    engine = Ran()
+    monkeypatch.setattr(op, "_engines", {7: weakref.ref(engine)})
+    monkeypatch.setattr(op, "_last", None)
+    monkeypatch.setattr(op, "pack", lambda _, values: packed.append(values[0]) or (ctypes.c_uint64 * 1)())
+    empty = torch.empty(0)
+    for x in (0.0, -0.0, 0.0):
+        op._run_cuda(empty, empty, empty, empty, None, [empty] * 6, [7, 9, 32, 1, 16, 1, 0, *SCALES, x])
+    assert [math.copysign(1.0, x) for x in packed] == [1.0, -1.0, 1.0]

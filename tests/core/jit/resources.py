@@ -54,10 +54,9 @@ _KERNELS: dict[str, tuple[torch.dtype, torch.dtype, int, Variant]] = {
     "bf16, 128, all hooks": (torch.bfloat16, torch.bfloat16, 128, _ALL),
     "f16, e5m2, 192, causal": (torch.float16, torch.float8_e5m2, 192, variants.Causal()),
 }
-_EVERYWHERE = ("bf16, 128, causal", "bf16, 128, hooks")
+_EVERYWHERE = ("bf16, 128, causal", "bf16, 128, hooks", "f16, 64, causal")
 _INVARIANT = (
     *_EVERYWHERE,
-    "f16, 64, causal",
     "bf16, e4m3, 128, causal",
     "bf16, 256, causal",
     "bf16, 128, sigmoid",
