@@ -127,19 +127,18 @@ class DirectPath:
                 and not (q.is_nested or out.is_nested)
                 and (template.looks_same(q) if fresh else template.looks_same(q, out))
                 and flags == template.flags
-                and (type(given[0]), type(given[1]), type(given[2])) == template.scale_types
-                and given == template.scales
+                and (
+                    (given[0] is template.sm_scale and given[1] is template.k_scale and given[2] is template.v_scale)
+                    or template.same_scales(given)
+                )
             ):
                 template = self._find(engine, plan, q, k_cache, v_cache, given, flags, out, fresh)
             caches = self._caches.get(id(k_cache))
             if (
                 caches is None
-                or k_cache.is_nested
-                or v_cache.is_nested
-                or not caches.k_same(k_cache)
-                or not caches.v_same(v_cache)
                 or caches.k_at != k_cache.data_ptr()
                 or caches.v_at != v_cache.data_ptr()
+                or not caches.look_same(k_cache, v_cache)
                 or caches.block_size != template.numbers[2]
             ):
                 check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)
@@ -174,10 +173,9 @@ class DirectPath:
         caches = self._caches.get(id(k_cache))
         if (
             caches is None
-            or not caches.k_same(k_cache)
-            or not caches.v_same(v_cache)
             or caches.k_at != k_cache.data_ptr()
             or caches.v_at != v_cache.data_ptr()
+            or not caches.look_same(k_cache, v_cache)
         ):
             caches = self._keep(k_cache, v_cache, call.block_size)
         buffer, starts, lengths, indices, positions, kinds = plan

@@ -71,13 +71,19 @@ def _cache_in_units(cache: Tensor) -> CacheTensor:
     return CacheTensor(cache.data_ptr(), *cache.stride()[:3], unit * size, block, slot, slot_bytes)
 
 
+_NO_NUMBER = object()
+
+
 class Caches:
     """A pair of caches that were checked: what they looked like, and where they lay; holds neither."""
 
-    __slots__ = ("block_size", "k_at", "k_same", "v_at", "v_same", "words")
+    __slots__ = ("block_size", "k_at", "look_same", "v_at", "words")
 
     def __init__(self, k_cache: Tensor, v_cache: Tensor, block_size: int) -> None:
-        self.k_same, self.v_same = guard_of(k_cache), guard_of(v_cache)  # apart, since they may be one tensor
+        self.look_same = guard_of(k_cache, v_cache)
+        if k_cache is v_cache:  # a guard wants each tensor once
+            same = guard_of(k_cache)
+            self.look_same = lambda k, v: k is v and same(k)
         self.k_at = k_cache.data_ptr()
         self.v_at = v_cache.data_ptr()
         self.block_size = block_size
@@ -100,16 +106,17 @@ class Template:
         "call",
         "flags",
         "fresh",
+        "k_scale",
         "looks_same",
         "numbers",
         "out_alignment",
         "params",
         "plan",
         "room",
-        "scale_types",
-        "scales",
+        "sm_scale",
         "tensors",
         "thread",
+        "v_scale",
         "words",
     )
 
@@ -130,8 +137,6 @@ class Template:
         self.looks_same: Callable[..., bool]
         self.look_at(q, out)
         self.out_alignment = _OUT_ALIGNMENT[unfinished]
-        self.scales: tuple[object, object, object]
-        self.scale_types: tuple[type | None, ...]
         self.keep_scales(given)
         self.flags = flags
         self.numbers = numbers  # total_q, num_workers, block_size, tile_q, lockstep
@@ -159,8 +164,12 @@ class Template:
 
     def keep_scales(self, given: tuple[object, object, object]) -> None:
         """The scales as the caller writes them. A tensor may hold another number the next time: no call is like one."""
-        self.scales = given
-        self.scale_types = tuple(None if isinstance(scale, Tensor) else type(scale) for scale in given)
+        self.sm_scale, self.k_scale, self.v_scale = (_NO_NUMBER if isinstance(each, Tensor) else each for each in given)
+
+    def same_scales(self, given: tuple[object, object, object]) -> bool:
+        """Whether these are the numbers that were kept, True being none; tensors are not compared."""
+        kept = (self.sm_scale, self.k_scale, self.v_scale)
+        return [type(each) for each in kept] == [type(each) for each in given] and kept == given
 
     def look_at(self, q: Tensor, out: Tensor) -> None:
         """``looks_same`` tells these from others: q alone where out is fresh, else q and out."""
