@@ -1,8 +1,8 @@
-"""Once per step and group of layers: vLLM's metadata becomes a layout and the plans of the group."""
+"""Once per step and group of layers: what the layers make their plans from."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -12,17 +12,19 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuild
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, SinkFullAttentionSpec
 
 from attnloom.adapters.page_table import paged_layout, ragged_layout
-from attnloom.backends.vllm.device_steps import DeviceSteps
+from attnloom.backends.vllm.device_steps import DeviceStep, RowStarts
 from attnloom.backends.vllm.impl import AttnloomImpl
 from attnloom.backends.vllm.lengths import host_kv_lengths, host_query_indptr
 from attnloom.backends.vllm.metadata import AttnloomMetadata
+from attnloom.backends.vllm.step_plans import StepPlans
 from attnloom.core.block_mask import BlockMask
-from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.plan import Plan
+
+MakePlan = Callable[[AttnloomImpl, Hashable], Plan]
 
 
 class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
-    """Makes every plan that its layers need, once a step.
+    """Gives its layers what they make plans from, once a step.
 
     vLLM groups layers by backend, cache spec and query heads, so layers of one group may still differ in window, cap or
     sinks. Caps and sinks are arguments of the kernel; a window changes the plan, and gets one of its own.
@@ -56,30 +58,27 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
             if whole:
                 impl.chosen.check_names(names)
             impl.build_engines(name)
-        # By causality of the step: one layer for every plan that the group needs.
-        self.planners = {causal: {impl.plan_id(causal): impl for impl in impls.values()} for causal in (True, False)}
         longest = vllm_config.model_config.max_model_len
-        kept = {key: impl.kept_mask(longest) for key, impl in self.planners[True].items()}
+        kept = {impl.plan_id(True): impl.kept_mask(longest) for impl in impls.values()}
         self.masks = {key: mask for key, mask in kept.items() if mask is not None}
-        self.steps = DeviceSteps(self.page_size, device)
+        self.starts = RowStarts(device)
         self.sinks = [pair for impl in impls.values() if (pair := impl.converted_sinks()) is not None]
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Any batch: one kernel and one grid serve every mixture, and a graph reads the step's own plan.
+        """Any batch: one kernel and one grid serve every mixture, and a graph makes its own plans.
 
-        No graphs with drafts, whose runners build metadata for a graph without saying so, nor for encoder-only layers,
-        whose keys lie elsewhere each step.
+        No graphs for encoder-only layers, whose keys lie elsewhere each step.
         """
         on_cpu = vllm_config.device_config.device_type == "cpu"
-        if on_cpu or vllm_config.speculative_config is not None or isinstance(kv_cache_spec, EncoderOnlyAttentionSpec):
+        if on_cpu or isinstance(kv_cache_spec, EncoderOnlyAttentionSpec):
             return AttentionCGSupport.NEVER
         return AttentionCGSupport.ALWAYS
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnloomMetadata:
-        """The layout and the plans of one step.
+        """The metadata of one step.
 
-        On a CPU from the lengths there; on a GPU from the lengths there, of which the host knows nothing.
+        Plans are made on a CPU from the lengths there; on a GPU from those there, of which the host knows nothing.
 
         Raises:
             NotImplementedError: if causality differs from request to request within the step.
@@ -87,7 +86,7 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
         return self._build(common_attn_metadata, capture=False)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> AttnloomMetadata:
-        """The same for a step that is to be captured: later steps of its shape have their plans at its addresses."""
+        """The same for a step that is to be captured, of which replays will be longer."""
         return self._build(common_attn_metadata, capture=True)
 
     def _build(self, common: Any, capture: bool) -> AttnloomMetadata:
@@ -95,20 +94,16 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
             raise NotImplementedError(
                 "attnloom does not support steps in which some requests are causal and others are not"
             )
-        if self.device.type == "cpu":
-            layout, plans = self._on_host(common)
-        else:
-            layout, plans = self._on_device(common, capture)
+        make = self._on_host(common) if self.device.type == "cpu" else self._on_device(common, capture)
         return AttnloomMetadata(
             num_actual_tokens=common.num_actual_tokens,
             causal=common.causal,
-            layout=layout,
             slot_mapping=common.slot_mapping,
-            plans=plans,
+            plans=StepPlans(make, common.causal),
         )
 
-    def _on_host(self, common: Any) -> tuple[BlockSparseLayout, dict[Hashable, Plan]]:
-        indptr = host_query_indptr(common)
+    def _on_host(self, common: Any) -> MakePlan:
+        causal, indptr = common.causal, host_query_indptr(common)
         if self.keys_are_in_pages:
             lengths = common.seq_lens[: common.num_reqs]
             layout = paged_layout(common.block_table_tensor, lengths, self.page_size)
@@ -116,32 +111,23 @@ class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):
         else:
             layout = ragged_layout(common.query_start_loc[: common.num_reqs + 1])
             kv_lens = indptr[1:] - indptr[:-1]
-        longest = int(kv_lens.max()) if self.masks and kv_lens.numel() else 0
-        return layout, {
-            key: impl.engines[common.causal].plan(
-                indptr, layout, kv_lens=kv_lens, params=impl.params(), block_mask=self._mask(key, longest)
-            )
-            for key, impl in self.planners[common.causal].items()
-        }
+        masks = self._masks(int(kv_lens.max()) if self.masks and kv_lens.numel() else 0)
+        return lambda layer, key: layer.engines[causal].plan(
+            indptr, layout, kv_lens=kv_lens, params=layer.params(), block_mask=masks.get(key)
+        )
 
-    def _on_device(self, common: Any, capture: bool) -> tuple[BlockSparseLayout, dict[Hashable, Plan]]:
+    def _on_device(self, common: Any, capture: bool) -> MakePlan:
         if self.sinks:
             # Weights may be loaded again at any moment; the kernel reads float32.
             torch._foreach_copy_([copy for copy, _ in self.sinks], [loaded for _, loaded in self.sinks])
-        if self.keys_are_in_pages:
-            layout = self.steps.layout(common.block_table_tensor, common.seq_lens[: common.num_reqs])
-        else:
-            layout = ragged_layout(common.query_start_loc[: common.num_reqs + 1], common.num_actual_tokens)
         # A mask stays where it is, whatever of it is known: a capture need not know all that its replays will.
-        longest = 1 if capture else max(int(common.max_seq_len), 1)
-        return layout, {
-            key: self.steps.plan(impl, key, common, layout, self._mask(key, longest), capture)
-            for key, impl in self.planners[common.causal].items()
-        }
+        masks = self._masks(1 if capture or not self.masks else max(int(common.max_seq_len), 1))
+        causal, step = common.causal, DeviceStep.of(common, self.starts, self.page_size, self.keys_are_in_pages)
+        return lambda layer, key: step.plan(layer, causal, masks.get(key))
 
-    def _mask(self, key: Hashable, longest: int) -> BlockMask | None:
-        mask = self.masks.get(key)
-        return None if mask is None or longest == 0 else mask.up_to(longest)
+    def _masks(self, longest: int) -> dict[Hashable, BlockMask | None]:
+        """Block masks by plan id, of requests of up to ``longest`` KV tokens."""
+        return {key: mask.up_to(longest) for key, mask in self.masks.items() if longest > 0}
 
 
 def _impls(layers: dict[str, Any]) -> dict[str, AttnloomImpl]:

@@ -1,86 +1,94 @@
-"""Layouts and plans of steps on a GPU: made there from what lies there, and kept where captured graphs read them."""
+"""Steps on a GPU: layouts and plans from what lies there; nothing is read back."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attnloom.adapters.page_table import ragged_layout
 from attnloom.backends.vllm.impl import AttnloomImpl
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.plan import Plan
 
 
-class DeviceSteps:
-    """What one builder keeps on its GPU between steps.
+class RowStarts:
+    """Where rows of page tables begin, on one GPU. Captured graphs read them: they stay where they are."""
 
-    vLLM replays a step's graph after it has built the step's metadata, outside the graph. The graph reads the plan at
-    the address that it was captured with, and what the layout points to: vLLM's own buffers, which stay where they are,
-    and the starts of rows, which are kept here.
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: dict[int, list[Tensor]] = {}
 
-    Args:
-        page_size: KV tokens of a page.
-        device: the GPU.
-    """
-
-    def __init__(self, page_size: int, device: torch.device) -> None:
-        self.page_size = page_size
-        self.device = device
-        self._starts: dict[int, list[Tensor]] = {}
-        self._captured: dict[tuple[Hashable, ...], Plan] = {}
-
-    def layout(self, page_table: Tensor, lengths: Tensor) -> BlockSparseLayout:
-        """As :func:`attnloom.adapters.page_table.paged_layout`, without anything new on the GPU.
-
-        Args:
-            page_table: int32 [>= requests, pages], any row stride.
-            lengths: int32 [requests].
-        """
-        rows, columns = lengths.shape[0], page_table.shape[1]
-        pitch = page_table.stride(0)
-        made = self._starts.setdefault(pitch, [])
+    def of(self, rows: int, pitch: int) -> Tensor:
+        """int64 [rows]: multiples of ``pitch``. Not to be called while a graph is captured, which would make them."""
+        made = self._made.setdefault(pitch, [])
         if not made or made[-1].shape[0] < rows:
             # Graphs that were captured with the shorter ones read those: they stay.
             room = max(256, 1 << max(rows - 1, 0).bit_length())
-            made.append(torch.arange(room, dtype=torch.int64, device=self.device) * pitch)
-        span = (rows - 1) * pitch + columns if rows and columns else 0
-        indices = page_table.as_strided((span,), (1,))
-        return BlockSparseLayout(self.page_size, made[-1][:rows], lengths, indices)
+            made.append(torch.arange(room, dtype=torch.int64, device=self._device) * pitch)
+        return made[-1][:rows]
 
-    def plan(
-        self,
-        impl: AttnloomImpl,
-        key: Hashable,
-        common: Any,
-        layout: BlockSparseLayout,
-        block_mask: BlockMask | None,
-        capture: bool,
-    ) -> Plan:
-        """The plan of a step for one plan key; nothing is read back.
 
-        Args:
-            impl: a layer with that key.
-            key: of the plan.
-            common: vLLM's CommonAttentionMetadata.
-            layout: of the step.
-            block_mask: KV tiles to skip.
-            capture: whether the step is to be captured. Later steps of the same shape go into its buffer.
-        """
-        tokens, requests = common.num_actual_tokens, common.num_reqs
-        shape = (key, common.causal, requests, tokens)
-        plan = impl.engines[common.causal].plan(
-            common.query_start_loc[: requests + 1],
-            layout,
-            total_q=tokens,
-            max_q=common.max_query_len or None,
-            params=impl.params(),
-            block_mask=block_mask,
-            into=self._captured.get(shape),
+@dataclass(eq=False)
+class DeviceStep:
+    """One step, as vLLM's buffers say when the stream gets there.
+
+    Attributes:
+        qo_indptr: int32 [>= requests + 1], where each request's queries begin.
+        lengths: int32 [>= requests], KV tokens of each request.
+        page_table: int32 [>= requests, pages], any row stride. None: KV is not in pages, but end to end as the queries.
+        starts: int64 [requests], of the page table's rows.
+        page_size: KV tokens of a page.
+        requests, tokens: of the step, padding included.
+        most: queries of a request, at most; 0: unknown.
+    """
+
+    qo_indptr: Tensor
+    lengths: Tensor
+    page_table: Tensor | None
+    starts: Tensor | None
+    page_size: int
+    requests: int
+    tokens: int
+    most: int
+
+    @classmethod
+    def of(cls, common: Any, starts: RowStarts, page_size: int, in_pages: bool) -> DeviceStep:
+        """From vLLM's CommonAttentionMetadata, whose fields its drafters assign to later."""
+        requests, table = common.num_reqs, common.block_table_tensor if in_pages else None
+        return cls(
+            common.query_start_loc,
+            common.seq_lens,
+            table,
+            None if table is None else starts.of(requests, table.stride(0)),
+            page_size,
+            requests,
+            common.num_actual_tokens,
+            common.max_query_len or 0,
         )
-        if capture:
-            # The first one stays: with it, all that the graph reads.
-            self._captured.setdefault(shape, plan)
-        return plan
+
+    @cached_property
+    def layout(self) -> BlockSparseLayout:
+        """Where the requests' KV lies. As ``adapters.page_table.paged_layout``, without anything new on the GPU."""
+        table = self.page_table
+        if table is None or self.starts is None:
+            return ragged_layout(self.qo_indptr[: self.requests + 1], self.tokens)
+        columns = table.shape[1]
+        span = (self.requests - 1) * table.stride(0) + columns if self.requests and columns else 0
+        indices = table.as_strided((span,), (1,))
+        return BlockSparseLayout(self.page_size, self.starts, self.lengths[: self.requests], indices)
+
+    def plan(self, layer: AttnloomImpl, causal: bool, block_mask: BlockMask | None) -> Plan:
+        """The plan of a layer, and of those with the same plan id."""
+        return layer.engines[causal].plan(
+            self.qo_indptr[: self.requests + 1],
+            self.layout,
+            total_q=self.tokens,
+            max_q=self.most or None,
+            params=layer.params(),
+            block_mask=block_mask,
+        )

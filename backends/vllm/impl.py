@@ -205,7 +205,7 @@ class AttnloomImpl(AttentionImpl[AttnloomMetadata]):
         else:
             keys, values = self._halves(kv_cache)
         engine = self.engines[attn_metadata.causal]
-        plan = attn_metadata.plans[self.plan_id(attn_metadata.causal)]
+        plan = attn_metadata.plans.of(self)
         k_scale, v_scale = self._scales(layer)
         engine.run(
             plan,

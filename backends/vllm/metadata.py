@@ -1,15 +1,13 @@
-"""What a step hands to the layers of one group: the layout of its requests and the plans."""
+"""What a step hands to the layers of one group."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionMetadata
 
-from attnloom.core.layout import BlockSparseLayout
-from attnloom.core.plan import Plan
+from attnloom.backends.vllm.step_plans import StepPlans
 
 
 @dataclass
@@ -24,9 +22,7 @@ class AttnloomMetadata(AttentionMetadata):
     """Query tokens of the step, padding included."""
     causal: bool
     """Whether this step's queries see only keys that are not later than themselves."""
-    layout: BlockSparseLayout
-    """Where the KV of the step's requests lies."""
     slot_mapping: Tensor
     """int64 [num_actual_tokens]: the cache slot of each new token, -1 for none."""
-    plans: dict[Hashable, Plan] = field(default_factory=dict)
-    """One plan for every plan key among the group's layers."""
+    plans: StepPlans
+    """A plan for every plan key among the group's layers."""

@@ -1,4 +1,4 @@
-"""What the builder keeps for captured graphs, without a GPU: which buffers plans go into, where layouts point."""
+"""What steps on a GPU are made from, and when plans are made, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 pytest.importorskip("vllm")
 
 from attnloom.adapters.page_table import paged_layout
-from attnloom.backends.vllm.device_steps import DeviceSteps
+from attnloom.backends.vllm.device_steps import DeviceStep, RowStarts
+from attnloom.backends.vllm.step_plans import StepPlans
 
 CPU = torch.device("cpu")
 
@@ -27,42 +28,87 @@ class Engine:
         return object()
 
 
-def common(requests: int, tokens: int, causal: bool = True) -> Any:
+class Layer:
+    def __init__(self, name: str) -> None:
+        self.engines = {True: Engine(), False: Engine()}
+        self.name = name
+
+    def plan_id(self, causal: bool) -> tuple[str, bool]:
+        return self.name, causal
+
+    def params(self) -> dict[str, Any]:
+        return {"of": self.name}
+
+
+def common(requests: int, tokens: int, table: torch.Tensor | None = None) -> Any:
     return SimpleNamespace(
         num_actual_tokens=tokens,
         num_reqs=requests,
         max_query_len=tokens - requests + 1,
-        causal=causal,
         query_start_loc=torch.arange(9, dtype=torch.int32),
-        seq_lens=torch.ones(8, dtype=torch.int32),
+        seq_lens=torch.ones(24, dtype=torch.int32),
+        block_table_tensor=torch.arange(600, dtype=torch.int32).view(20, 30) if table is None else table,
     )
 
 
 def test_layouts_point_into_the_block_table_and_their_starts_stay() -> None:
-    steps = DeviceSteps(16, CPU)
-    table = torch.arange(600, dtype=torch.int32).view(20, 30)
-    lengths = torch.full((20,), 5, dtype=torch.int32)
-    first, second = steps.layout(table[:7], lengths[:7]), steps.layout(table[:3], lengths[:3])
-    expected = paged_layout(table, lengths[:7], 16)
+    starts = RowStarts(CPU)
+
+    def layout(requests: int) -> Any:
+        return DeviceStep.of(step, starts, 16, in_pages=True).layout
+
+    step = common(7, 7)
+    first = layout(7)
+    expected = paged_layout(step.block_table_tensor, step.seq_lens[:7], 16)
     assert torch.equal(first.starts, expected.starts) and torch.equal(first.indices, expected.indices)
-    assert first.indices.data_ptr() == table.data_ptr()
-    assert first.starts.data_ptr() == second.starts.data_ptr()
-    assert steps.layout(table[:0], lengths[:0]).num_rows == 0
-    assert steps.layout(table[:1], lengths[:1]).indices.shape == (30,)
+    assert torch.equal(first.lengths, expected.lengths)
+    assert first.indices.data_ptr() == step.block_table_tensor.data_ptr()
+    step.num_reqs = 3
+    assert layout(3).starts.data_ptr() == first.starts.data_ptr()
+    step.num_reqs = 0
+    assert layout(0).num_rows == 0
+    step.num_reqs = 1
+    assert layout(1).indices.shape == (30,)
+    step.num_reqs, kept = 1000, starts.of(256, 30)
+    assert starts.of(1000, 30).shape == (1000,) and starts.of(1000, 30).data_ptr() != kept.data_ptr()
+    assert torch.equal(starts.of(1000, 30)[:256], kept), "what graphs read that were captured before"
+    assert starts.of(5, 31).tolist() == [0, 31, 62, 93, 124]
 
 
-def test_steps_of_a_captured_shape_are_planned_into_its_first_plan() -> None:
-    steps, engine = DeviceSteps(16, CPU), Engine()
-    impl: Any = SimpleNamespace(engines={True: engine, False: engine}, params=dict)
+def test_without_pages_keys_lie_as_queries() -> None:
+    step = DeviceStep.of(common(3, 3), RowStarts(CPU), 16, in_pages=False)
+    assert step.layout.block_size == 1 and step.layout.starts.tolist() == [0, 1, 2]
 
-    def plan(requests: int, tokens: int, capture: bool, key: str = "a", causal: bool = True) -> Any:
-        return steps.plan(impl, key, common(requests, tokens, causal), None, None, capture)  # type: ignore[arg-type]
 
-    captured = plan(4, 4, capture=True)
-    plan(4, 4, capture=True)
-    plan(4, 4, capture=False)
-    for other in (plan(4, 5, False), plan(3, 4, False), plan(4, 4, False, "b"), plan(4, 4, False, causal=False)):
-        assert other is not captured
-    assert [asked["into"] for asked in engine.asked] == [None, captured, captured, None, None, None, None]
-    assert [asked["max_q"] for asked in engine.asked] == [1, 1, 1, 2, 2, 1, 1]
-    assert engine.asked[0]["total_q"] == 4 and engine.asked[0]["indptr"].shape == (5,)
+def test_a_step_is_what_it_was_when_it_was_built() -> None:
+    given, layer = common(4, 6), Layer("a")
+    step = DeviceStep.of(given, RowStarts(CPU), 16, in_pages=True)
+    given.num_reqs, given.num_actual_tokens, given.seq_lens = 2, 2, None  # as drafters do
+    for causal in (True, False):
+        step.plan(layer, causal, None)  # type: ignore[arg-type]
+    (asked,) = layer.engines[True].asked
+    assert asked["total_q"] == 6 and asked["max_q"] == 3 and asked["indptr"].shape == (5,)
+    assert asked["layout"].num_rows == 4 and asked["params"] == {"of": "a"} and asked["block_mask"] is None
+    (other,) = layer.engines[False].asked
+    assert other["layout"] is asked["layout"]
+    step.most = 0
+    step.plan(layer, True, None)  # type: ignore[arg-type]
+    assert layer.engines[True].asked[1]["max_q"] is None, "unknown"
+
+
+def test_a_plan_is_made_by_the_first_layer_of_every_pass() -> None:
+    made: list[tuple[str, tuple[str, bool]]] = []
+
+    def make(layer: Any, key: Any) -> Any:
+        made.append((layer.name, key))
+        return object()
+
+    plans: Any = StepPlans(make, causal=False)
+    first, second, other = Layer("a"), Layer("a"), Layer("b")
+    assert made == [], "nothing before a layer asks"
+    plan = plans.of(first)
+    assert plans.of(second) is plan and plans.of(other) is not plan
+    assert made == [("a", ("a", False)), ("b", ("b", False))]
+    again = plans.of(second)  # whichever comes first now: a warm-up may have been the pass before, and this a capture
+    assert again is not plan and plans.of(first) is again
+    assert plans.of(other) is not plan and len(made) == 4

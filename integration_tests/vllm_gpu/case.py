@@ -43,6 +43,10 @@ def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
         "seed": 0,
         **case.get("engine", {}),
     }
+    drafter = settings.get("speculative_config", {})
+    if "model" in drafter:
+        more = {"model": folder_of(drafter["model"]), "attention_backend": backend}
+        settings["speculative_config"] = drafter | more
     llm = LLM(
         model=folder_of(case["model"]),
         attention_config={"backend": backend},
@@ -70,7 +74,6 @@ def run_backend(case: dict[str, Any], backend: str) -> dict[str, Any]:
         "runner": after["runner"],
         "impls": after["impls"],
         "layers": after["layers"],
-        "captured": after["captured"],
         "runs_at_start": before["runs"] - earlier,
         "runs": after["runs"] - earlier,
     }

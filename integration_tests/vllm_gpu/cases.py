@@ -1,4 +1,4 @@
-"""What is run: tiny models with random weights, each case once under either of vLLM's model runners."""
+"""What is run: tiny models with random weights, each case once under those of vLLM's model runners that take it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,32 @@ ALL_GRAPHS: dict[str, Any] = {
 """Steps of prefill and decode in graphs too."""
 
 
+NGRAMS: dict[str, Any] = {
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 2,
+    }
+}
+"""Drafts out of the text: mostly wrong ones."""
+
+DRAFT_MODEL: dict[str, Any] = {
+    "speculative_config": {"method": "draft_model", "model": "head128", "num_speculative_tokens": 3}
+}
+"""The model drafts for itself: mostly right ones."""
+
+DRAFT_GRAPHS: dict[str, Any] = {
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 16, 32]},
+    "max_num_seqs": 8,
+}
+"""Of steps that verify a token and three drafts of each request."""
+
+
+RUNNERS = {"1": "vllm.v1.worker.gpu.model_runner", "0": "vllm.v1.worker.gpu_model_runner"}
+"""Modules of the model runners by VLLM_USE_V2_MODEL_RUNNER."""
+
+
 def case(name: str, model: str, backends: tuple[str, ...] = OWN, **engine: Any) -> dict[str, Any]:
     """Prompts that end inside, at and after a page, a window, a tile and a chunk."""
     return {
@@ -32,6 +58,8 @@ def case(name: str, model: str, backends: tuple[str, ...] = OWN, **engine: Any) 
         "max_tokens": 24,
         "engine": engine,
         "backends": ("CUSTOM", *backends),
+        # The newer runner takes neither ngrams nor draft models in 0.26.
+        "runners": ["0"] if "speculative_config" in engine else [*RUNNERS],
     }
 
 
@@ -49,5 +77,9 @@ CASES = {
         case("graphs", "head128", ("FLASH_ATTN",), **DECODE_GRAPHS),
         case("mixed graphs", "head128", ("FLASH_ATTN",), **ALL_GRAPHS),
         case("window graphs", "windows", ("FLASH_ATTN",), **DECODE_GRAPHS, dtype="bfloat16"),
+        case("drafts", "head128", ("FLASH_ATTN",), **EAGER, **DRAFT_MODEL),
+        case("draft graphs", "head128", ("FLASH_ATTN",), **DRAFT_GRAPHS, **DRAFT_MODEL),
+        # As many drafts as there happen to be: steps are not uniform.
+        case("ngram graphs", "head128", ("FLASH_ATTN",), **ALL_GRAPHS, **NGRAMS),
     )
 }

@@ -14,16 +14,14 @@ class Probe:
     model_runner: Any
 
     def probe_attention(self) -> dict[str, Any]:
-        """The engine's classes of layers, plans for graphs and model runner; runs of kernels in the process."""
+        """The engine's classes of layers and model runner; runs of kernels in the process."""
         from attnloom.core.launch import run_count
 
-        builders = [getattr(builder, "steps", None) for builder in _builders(self.model_runner)]
         return {
             "impls": sorted({type(layer.impl).__name__ for layer in _layers(self.model_runner)}),
             "layers": len(_layers(self.model_runner)),
             "runs": run_count(),
             "runner": type(self.model_runner).__module__,
-            "captured": sum(len(steps._captured) for steps in builders if steps is not None),
         }
 
     def probe_time_host(self) -> None:

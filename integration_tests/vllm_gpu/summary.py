@@ -19,10 +19,7 @@ def summary(result: dict[str, Any]) -> str:
             continue
         line = f"{result['name']:16} {backend:12} start {found['start_s']:.1f} s, {found['runner'].split('.')[-2]}"
         if backend == "CUSTOM":
-            line += (
-                f", {found['impls']}, runs {found['runs_at_start']} -> {found['runs']} of {found['layers']} layers, "
-                f"plans kept {found['captured']}"
-            )
+            line += f", {found['impls']}, runs {found['runs_at_start']} -> {found['runs']} of {found['layers']} layers"
         elif "answers" in ours:
             line += f", {agreement(ours['answers'], found['answers'])}"
         lines.append(line)
