@@ -87,11 +87,11 @@ def append_kv(
         error = template.append(template.argument)
     else:
         words[_STREAM_AT] = current_stream(index)
-        if current_device() == index:
-            error = template.append(template.argument)
-        else:
+        if template.others and current_device() != index:
             with torch.cuda.device(index):
                 error = template.append(template.argument)
+        else:
+            error = template.append(template.argument)
     if error:
         raise AttnloomError(f"keys and values were not written: CUDA error {error}")
 
@@ -106,6 +106,7 @@ class _Template:
         "k_scale",
         "num_bytes",
         "num_tokens",
+        "others",
         "params",
         "same",
         "slot_stride",
@@ -123,9 +124,7 @@ class _Template:
         self.num_tokens = slot_mapping.shape[0]
         self.num_bytes = self.num_tokens * k.shape[1] * sum(row_bytes)
         self.slot_stride = slot_mapping.stride(0)
-        self.words = memoryview(bytearray(ctypes.sizeof(AppendParams))).cast("Q")
-        self.params = AppendParams.from_buffer(self.words)
-        filled = AppendParams(
+        params = AppendParams(
             *[None] * 5,
             self.num_tokens,
             k.shape[1],
@@ -141,11 +140,13 @@ class _Template:
             1.0 if v_scale is None else v_scale,
             1,
         )
-        ctypes.memmove(ctypes.byref(self.params), ctypes.byref(filled), ctypes.sizeof(filled))
+        self.words = memoryview(bytearray(params)).cast("Q")
+        self.params = AppendParams.from_buffer(self.words)
         self.argument = ctypes.byref(self.params)
         device = slot_mapping.device
         self.append: Callable[[object], int] = module_for(device)["attnloom_append"]
         self.device_index = device.index if device.type == "cuda" else None
+        self.others = device.type == "cuda" and torch.cuda.device_count() > 1
 
 
 _seen = Seen[_Template]()

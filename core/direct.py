@@ -206,7 +206,9 @@ class DirectPath:
         words[K_AT] = k_at
         words[V_AT] = v_at
         words[OUT_AT] = out_at
-        words[LSE_AT] = 0 if lse is None else lse.data_ptr()
+        lse_at = 0 if lse is None else lse.data_ptr()
+        if lse_at != template.lse_at:
+            words[LSE_AT] = template.lse_at = lse_at
         if hooks != template.hooks:
             words[HOOKS_AT] = template.hooks = hooks
         error = self._kernel(template.argument)

@@ -31,14 +31,9 @@ def guard_of(*tensors: Tensor) -> Callable[..., bool]:
     What is one tensor here must be one there. No argument may be a nested tensor: Dynamo's guard asks for strides,
     which these do not have, and ends the process.
     """
-    places = [min(at for at, other in enumerate(tensors) if other is each) for each in tensors]
-    once = sorted({*places})
-    if len(once) < len(tensors):  # Dynamo wants each tensor once
-        same = guard_of(*[tensors[at] for at in once])
-        return lambda *others: (
-            all(other is others[at] for other, at in zip(others, places, strict=True))
-            and same(*[others[at] for at in once])
-        )
+    for at, each in enumerate(tensors):
+        if (first := next(place for place, other in enumerate(tensors) if other is each)) < at:
+            return _once_more(first, at, guard_of(*tensors[:at], *tensors[at + 1 :]))
     if _Guards is None:
         looks = [looks_of(each) for each in tensors]
         return lambda *others: all(isinstance(each, Tensor) for each in others) and looks == [*map(looks_of, others)]
@@ -48,8 +43,13 @@ def guard_of(*tensors: Tensor) -> Callable[..., bool]:
     return check
 
 
+def _once_more(first: int, at: int, same: Callable[..., bool]) -> Callable[..., bool]:
+    """A guard of tensors of which one comes twice: Dynamo's wants each once."""
+    return lambda *others: others[at] is others[first] and same(*others[:at], *others[at + 1 :])
+
+
 def same_number(one: object, other: object) -> bool:
-    """Whether two arguments that are not one object are one number: True is not 1.0, nor 0.0 -0.0, nor a tensor any."""
+    """Whether two arguments that are not one object are one number; True is not 1.0, 0.0 not -0.0, a tensor not any."""
     return type(one) is type(other) is float and one == other != 0
 
 

@@ -78,6 +78,7 @@ class Template:
         "flags",
         "hooks",
         "k_scale",
+        "lse_at",
         "numbers",
         "out_alignment",
         "params",
@@ -129,7 +130,7 @@ class Template:
         params.by_line_heads = Divisor.of(params.line_heads)
         self.argument = ctypes.byref(params)
         self.room: object = None
-        self.hooks = 0
+        self.lse_at = self.hooks = 0
         # Of the operator: its numbers, and the plan's tensors where there are no others.
         self.call: object = None
         self.tensors: tuple[weakref.ref[Tensor], ...] | None = None
