@@ -65,8 +65,8 @@ class Layer:
     def launch(self) -> Callable[[], object]:
         """The direct path's last launch once more: what is left of it without all that Python does before."""
         direct = self.engine.direct
-        assert direct is not None and direct._last is not None
-        kernel, argument = direct._kernel, direct._last.argument
+        assert direct is not None
+        kernel, argument = direct._kernel, direct._seen.recent[0].argument
         return lambda: kernel(argument)
 
     def fresh_out(self) -> Callable[[], object]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from threading import get_ident
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from torch import Tensor
 from attnloom.core.abi import AppendParams
 from attnloom.core.checks import check_contiguous_last, check_on_host, check_scale, check_tensor
 from attnloom.core.errors import AttnloomError
-from attnloom.core.looks import guard_of, looks_of
+from attnloom.core.looks import Seen, guard_of, looks_of, same_number
 from attnloom.core.modules import module_for
 from attnloom.core.settings import validating
 from attnloom.core.streams import capturing, current_device, current_stream
@@ -22,9 +20,11 @@ from attnloom.core.streams import capturing, current_device, current_stream
 _ROWS = {torch.bfloat16: 1, torch.float16: 2}
 _CACHES = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 4}
 
-_MOST_TEMPLATES = 4096
-_MOST_RECENT = 4
 _PARALLEL_BYTES = 1 << 16  # below this one thread is done before others have woken
+_STREAM_AT = AppendParams.stream.offset // 8  # in words of 64 bits; addresses of tensors are the first ones
+
+_Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""k, v, k_cache, v_cache, slot_mapping."""
 
 
 def append_kv(
@@ -54,70 +54,106 @@ def append_kv(
         TypeError, ValueError: a tensor of another dtype, shape or device; a slot outside the cache, which on a GPU is
             looked for with ``ATTNLOOM_VALIDATE=1`` only, since it waits for the device.
     """
-    # Of a tensor no guard is asked that it would end, and no number of a tensor is compared.
-    known = (
-        (k_scale is None or type(k_scale) is float)
-        and (v_scale is None or type(v_scale) is float)
-        and not any([getattr(each, "is_nested", True) for each in (k, v, k_cache, v_cache, slot_mapping)])
-    )
-    for template in _recent if known else ():
-        if (
-            template.thread == get_ident()
-            and template.scales == (k_scale, v_scale)
-            and template.keys_same(k, k_cache, slot_mapping)
-            and template.values_same(v, v_cache)
-        ):
-            break
-    else:
-        template = _find((k, v, k_cache, v_cache, slot_mapping), k_scale, v_scale)
+    try:
+        # Written out, not called, as in direct.py.
+        for template in _seen.recent:
+            if (
+                (k_scale is template.k_scale or same_number(k_scale, template.k_scale))
+                and (v_scale is template.v_scale or same_number(v_scale, template.v_scale))
+                and not (k.is_nested or v.is_nested or k_cache.is_nested or v_cache.is_nested or slot_mapping.is_nested)
+                and template.same(k, v, k_cache, v_cache, slot_mapping)
+            ):
+                break
+        else:
+            template = _find((k, v, k_cache, v_cache, slot_mapping), k_scale, v_scale)
+    except AttributeError:
+        _check_tensors((k, v, k_cache, v_cache, slot_mapping))  # says what is no tensor
+        raise
     if template.num_tokens == 0:
         return
     index = template.device_index
     if index is None or (validating() and not capturing()):
         _check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
-    slot_mapping = slot_mapping.contiguous()
-    params = template.params
-    params.k = k.data_ptr()
-    params.v = v.data_ptr()
-    params.k_cache = k_cache.data_ptr()
-    params.v_cache = v_cache.data_ptr()
-    params.slots = slot_mapping.data_ptr()
+    if template.slot_stride != 1:
+        slot_mapping = slot_mapping.contiguous()
+    words = template.words
+    words[0] = k.data_ptr()
+    words[1] = v.data_ptr()
+    words[2] = k_cache.data_ptr()
+    words[3] = v_cache.data_ptr()
+    words[4] = slot_mapping.data_ptr()
     if index is None:
-        params.num_threads = torch.get_num_threads() if template.num_bytes > _PARALLEL_BYTES else 1
+        template.params.num_threads = torch.get_num_threads() if template.num_bytes > _PARALLEL_BYTES else 1
         error = template.append(template.argument)
     else:
-        params.stream = current_stream(index)
-        if current_device() == index:
-            error = template.append(template.argument)
-        else:
+        words[_STREAM_AT] = current_stream(index)
+        if template.others and current_device() != index:
             with torch.cuda.device(index):
                 error = template.append(template.argument)
+        else:
+            error = template.append(template.argument)
     if error:
         raise AttnloomError(f"keys and values were not written: CUDA error {error}")
 
 
-class _Template(NamedTuple):
-    """Arguments that were checked: a struct that lacks addresses only. It belongs to a thread."""
+class _Template:
+    """Arguments that were checked: a struct that lacks addresses only."""
 
-    params: AppendParams
-    argument: object
-    append: Callable[[object], int]
-    num_tokens: int
-    num_bytes: int
-    device_index: int | None
-    thread: int
-    scales: tuple[float | None, float | None]
-    keys_same: Callable[..., bool]  # k, k_cache, slot_mapping
-    values_same: Callable[..., bool]  # v, v_cache
+    __slots__ = (
+        "append",
+        "argument",
+        "device_index",
+        "k_scale",
+        "num_bytes",
+        "num_tokens",
+        "others",
+        "params",
+        "same",
+        "slot_stride",
+        "v_scale",
+        "words",
+    )
+
+    def __init__(self, tensors: _Tensors, k_scale: float | None, v_scale: float | None) -> None:
+        k, v, k_cache, v_cache, slot_mapping = tensors
+        self.same = guard_of(*tensors)
+        self.k_scale, self.v_scale = k_scale, v_scale
+        size, cache_size = k.element_size(), k_cache.element_size()
+        row_bytes = (k.shape[2] * size, v.shape[2] * size)
+        converted = k_cache.dtype != k.dtype
+        self.num_tokens = slot_mapping.shape[0]
+        self.num_bytes = self.num_tokens * k.shape[1] * sum(row_bytes)
+        self.slot_stride = slot_mapping.stride(0)
+        params = AppendParams(
+            *[None] * 5,
+            self.num_tokens,
+            k.shape[1],
+            k_cache.shape[1],
+            *row_bytes,
+            *(stride * size for stride in k.stride()[:2]),
+            *(stride * size for stride in v.stride()[:2]),
+            *(stride * cache_size for stride in k_cache.stride()[:3]),
+            *(stride * cache_size for stride in v_cache.stride()[:3]),
+            _ROWS[k.dtype] if converted else 0,
+            _CACHES[k_cache.dtype] if converted else 0,
+            1.0 if k_scale is None else k_scale,
+            1.0 if v_scale is None else v_scale,
+            1,
+        )
+        self.words = memoryview(bytearray(params)).cast("Q")
+        self.params = AppendParams.from_buffer(self.words)
+        self.argument = ctypes.byref(self.params)
+        device = slot_mapping.device
+        self.append: Callable[[object], int] = module_for(device)["attnloom_append"]
+        self.device_index = device.index if device.type == "cuda" else None
+        self.others = device.type == "cuda" and torch.cuda.device_count() > 1
 
 
-_templates: dict[tuple[object, ...], _Template] = {}
-_recent: tuple[_Template, ...] = ()  # of a step: layers come one after the other, now and then of several pools
+_seen = Seen[_Template]()
 
 
-def _find(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], k_scale: object, v_scale: object) -> _Template:
+def _find(tensors: _Tensors, k_scale: object, v_scale: object) -> _Template:
     """The template for such arguments, which are checked if there was none."""
-    global _recent
     check_on_host("k_scale", k_scale)
     check_on_host("v_scale", v_scale)
     # By value: a tensor may hold another number the next time.
@@ -125,21 +161,22 @@ def _find(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], k_scale: objec
         None if k_scale is None else check_scale("k_scale", k_scale),
         None if v_scale is None else check_scale("v_scale", v_scale),
     )
-    for name, tensor in zip(("k", "v", "k_cache", "v_cache", "slot_mapping"), tensors, strict=True):
-        check_tensor(name, tensor)
-    key = (get_ident(), scales, *map(looks_of, tensors))
-    template = _templates.get(key)
+    _check_tensors(tensors)
+    key = (repr(scales), *map(looks_of, tensors))  # 0.0 is equal to -0.0
+    template = _seen.made.get(key)
     if template is None:
         _check(*tensors, *scales)
-        template = _template(*tensors, *scales)
-        if len(_templates) >= _MOST_TEMPLATES:
-            _templates.clear()
+        template = _Template(tensors, *scales)
+        _seen.keep(key, template)
     else:
-        k, v, k_cache, v_cache, slot_mapping = tensors
-        template = template._replace(keys_same=guard_of(k, k_cache, slot_mapping), values_same=guard_of(v, v_cache))
-    _templates[key] = template
-    _recent = (template, *_recent[: _MOST_RECENT - 1])
+        template.same = guard_of(*tensors)
+    _seen.use(template)
     return template
+
+
+def _check_tensors(tensors: _Tensors) -> None:
+    for name, tensor in zip(("k", "v", "k_cache", "v_cache", "slot_mapping"), tensors, strict=True):
+        check_tensor(name, tensor)
 
 
 def _check(
@@ -170,50 +207,6 @@ def _check(
         raise TypeError(f"v_cache.dtype={v_cache.dtype}, v.dtype={v.dtype}: expected those of k_cache and k")
     if k_cache.dtype == k.dtype and (k_scale is not None or v_scale is not None):
         raise ValueError(f"k_scale={k_scale}, v_scale={v_scale}: expected None for a {k_cache.dtype} cache")
-
-
-def _template(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: float | None,
-    v_scale: float | None,
-) -> _Template:
-    num_tokens = slot_mapping.shape[0]
-    size, cache_size = k.element_size(), k_cache.element_size()
-    row_bytes = (k.shape[2] * size, v.shape[2] * size)
-    converted = k_cache.dtype != k.dtype
-    params = AppendParams(
-        *[None] * 5,
-        num_tokens,
-        k.shape[1],
-        k_cache.shape[1],
-        *row_bytes,
-        *(stride * size for stride in k.stride()[:2]),
-        *(stride * size for stride in v.stride()[:2]),
-        *(stride * cache_size for stride in k_cache.stride()[:3]),
-        *(stride * cache_size for stride in v_cache.stride()[:3]),
-        _ROWS[k.dtype] if converted else 0,
-        _CACHES[k_cache.dtype] if converted else 0,
-        1.0 if k_scale is None else k_scale,
-        1.0 if v_scale is None else v_scale,
-        1,
-    )
-    device = slot_mapping.device
-    return _Template(
-        params,
-        ctypes.byref(params),
-        module_for(device)["attnloom_append"],
-        num_tokens,
-        num_tokens * k.shape[1] * sum(row_bytes),
-        device.index if device.type == "cuda" else None,
-        get_ident(),
-        (k_scale, v_scale),
-        guard_of(k, k_cache, slot_mapping),
-        guard_of(v, v_cache),
-    )
 
 
 def _check_dtypes(name: str, rows: Tensor, cache_name: str, cache: Tensor) -> None:

@@ -1,8 +1,7 @@
 """The direct path of a CUDA engine: from tensors to a launch in a few microseconds of the host's time.
 
-A struct for q and out of some shapes, strides, dtypes and scales is filled and checked once, and so is a pair of
-caches; a launch then writes addresses. The words of a plan (its own address, the layout's, the block mask's) are kept
-with it.
+A struct for tensors of some shapes, strides and dtypes, and for some scales, is filled and checked once; a launch then
+writes addresses. The words of a plan (its own address, the layout's, the block mask's) are kept with it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,21 +17,21 @@ from torch import Tensor
 from attnloom.core.arena import floats_on_gpu, stream_arenas
 from attnloom.core.checks import ALIGNMENT, check_aligned, check_on_host, check_stored, check_strides
 from attnloom.core.errors import AttnloomError
-from attnloom.core.launch import count_run
-from attnloom.core.looks import looks_of
-from attnloom.core.run_checks import check_plan, check_run, check_scales
+from attnloom.core.launch import runs
+from attnloom.core.looks import Seen, guard_of, looks_of, same_number
+from attnloom.core.run_checks import check_layout, check_plan, check_run, check_scales
 from attnloom.core.streams import capturing, current_device, current_stream
 from attnloom.core.templates import (
     ARENA_AT,
     ARRIVALS_AT,
-    CACHES_AT,
     HOOKS_AT,
+    K_AT,
     LSE_AT,
     OUT_AT,
     PLAN_AT,
     Q_AT,
     STREAM_AT,
-    Caches,
+    V_AT,
     Template,
     plan_words,
     words_of,
@@ -45,7 +43,8 @@ if TYPE_CHECKING:
     from attnloom.core.op import Call
     from attnloom.core.plan import Plan
 
-_MOST = 4096  # templates, or pairs of caches, that are kept
+_SCALES = ("sm_scale", "k_scale", "v_scale")
+_TENSORS = ("q", "k_cache", "v_cache", "out")
 
 
 def _numbers_of(plan: Plan, layout: BlockSparseLayout) -> tuple[int, int, int, int, int]:
@@ -85,10 +84,8 @@ class DirectPath:
         self._heads = heads
         self._head_dim_v = head_dim_v
         self._batch_invariant = batch_invariant
-        self._last: Template | None = None
-        self._last_of_op: Template | None = None
-        self._templates: dict[tuple[object, ...], Template] = {}
-        self._caches: dict[int, Caches] = {}
+        self._seen = Seen[Template]()
+        self._seen_of_op = Seen[Template]()
 
     def run(
         self,
@@ -97,10 +94,9 @@ class DirectPath:
         q: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        given: tuple[object, object, object],
+        scales: tuple[object, object, object],
         flags: tuple[bool, bool],
         out: Tensor,
-        fresh: bool,
         lse: Tensor | None,
         hooks: int,
     ) -> None:
@@ -110,43 +106,32 @@ class DirectPath:
             engine: whose kernel it is.
             plan: of the step.
             q, k_cache, v_cache: as the engine got them.
-            given: scales as the engine got them.
+            scales: likewise.
             flags: return_lse, return_state.
-            out: given, or new where ``fresh``.
-            fresh: whether out is the engine's own, of the right shape.
+            out: given, or new.
             lse: contiguous, or None.
             hooks: address of the variant's packed parameters, on the host.
         """
+        sm_scale, k_scale, v_scale = scales
         try:
             # Written out, not called: this is what a layer costs.
-            template = self._last
-            if template is None or not (
-                template.thread == get_ident()
-                and ((template.plan() is plan and plan is not None) or self._follow(engine, template, plan))
-                and fresh == template.fresh
-                and not (q.is_nested or out.is_nested)
-                and (template.looks_same(q) if fresh else template.looks_same(q, out))
-                and flags == template.flags
-                and (
-                    (given[0] is template.sm_scale and given[1] is template.k_scale and given[2] is template.v_scale)
-                    or template.same_scales(given)
-                )
-            ):
-                template = self._find(engine, plan, q, k_cache, v_cache, given, flags, out, fresh)
-            caches = self._caches.get(id(k_cache))
-            if (
-                caches is None
-                or caches.k_at != k_cache.data_ptr()
-                or caches.v_at != v_cache.data_ptr()
-                or not caches.look_same(k_cache, v_cache)
-                or caches.block_size != template.numbers[2]
-            ):
-                check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)
-                caches = self._keep(k_cache, v_cache, template.numbers[2])
+            for template in self._seen.recent:
+                if (
+                    flags == template.flags
+                    and (sm_scale is template.sm_scale or same_number(sm_scale, template.sm_scale))
+                    and (k_scale is template.k_scale or same_number(k_scale, template.k_scale))
+                    and (v_scale is template.v_scale or same_number(v_scale, template.v_scale))
+                    and (plan.kernel_words is template.plan or self._follow(engine, template, plan))
+                    and not (q.is_nested or k_cache.is_nested or v_cache.is_nested or out.is_nested)
+                    and template.same(q, k_cache, v_cache, out)
+                ):
+                    break
+            else:
+                template = self._find(engine, plan, (q, k_cache, v_cache, out), scales, flags)
         except AttributeError:
-            check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)  # says what is no tensor
+            check_run(engine, plan, q, k_cache, v_cache, scales, out, flags)  # says what is no tensor
             raise
-        self._launch(template, caches, q, out, lse, hooks)
+        self._launch(template, q, k_cache, v_cache, out, lse, hooks)
 
     def run_op(
         self,
@@ -165,19 +150,11 @@ class DirectPath:
             call: its numbers.
             plan: the plan's buffer, the layout's arrays and the block mask's kinds, of which the last two may be None.
         """
-        template = self._last_of_op
-        if template is None or not (
-            template.call is call and template.thread == get_ident() and template.looks_same(q, out)
-        ):
-            template = self._find_of_op(call, q, out)
-        caches = self._caches.get(id(k_cache))
-        if (
-            caches is None
-            or caches.k_at != k_cache.data_ptr()
-            or caches.v_at != v_cache.data_ptr()
-            or not caches.look_same(k_cache, v_cache)
-        ):
-            caches = self._keep(k_cache, v_cache, call.block_size)
+        for template in self._seen_of_op.recent:
+            if template.call is call and template.same(q, k_cache, v_cache, out):
+                break
+        else:
+            template = self._find_of_op(call, (q, k_cache, v_cache, out))
         buffer, starts, lengths, indices, positions, kinds = plan
         known = template.tensors
         if (
@@ -194,32 +171,24 @@ class DirectPath:
             )
             bare = positions is None and kinds is None
             template.tensors = tuple(weakref.ref(each) for each in (buffer, starts, lengths, indices)) if bare else None
-        self._launch(template, caches, q, out, lse, hooks)
-
-    def _find_of_op(self, call: Call, q: Tensor, out: Tensor) -> Template:
-        numbers = (-1, call.num_workers, call.block_size, call.tile_q, call.lockstep)
-        flags = (call.unfinished, call.unfinished)
-        # The stride lies in the words of a plan, which a template keeps while the plan's tensors are the same.
-        key = (get_ident(), looks_of(q), looks_of(out), flags, call.scales, numbers, call.index_stride)
-        template = self._templates.get(key)
-        if template is None:
-            template = self._make(key, q, out, False, call.scales, call.scales, flags, numbers)
-        elif not template.looks_same(q, out):
-            template.look_at(q, out)
-        template.call = call
-        self._last_of_op = template
-        return template
+        self._launch(template, q, k_cache, v_cache, out, lse, hooks)
 
     def _launch(
-        self, template: Template, caches: Caches, q: Tensor, out: Tensor, lse: Tensor | None, hooks: int
+        self,
+        template: Template,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        hooks: int,
     ) -> None:
         if self._others and current_device() != self._index:
             with torch.cuda.device(self._device):
-                return self._launch(template, caches, q, out, lse, hooks)
-        q_at, out_at = q.data_ptr(), out.data_ptr()
-        if q_at % ALIGNMENT or out_at % template.out_alignment:
-            check_aligned("q", q)
-            check_aligned("out", out, template.out_alignment)
+                return self._launch(template, q, k_cache, v_cache, out, lse, hooks)
+        q_at, k_at, v_at, out_at = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr()
+        if (q_at | k_at | v_at) % ALIGNMENT or out_at % template.out_alignment:
+            self._check_aligned(template, (q, k_cache, v_cache, out))
         stream = current_stream(self._index)
         words = template.words
         # The legacy default stream cannot be captured.
@@ -234,14 +203,18 @@ class DirectPath:
             # A room that a capture was given is its own, and ends here.
             template.room = room if room.kept is None else None
         words[Q_AT] = q_at
-        words[CACHES_AT] = caches.words
+        words[K_AT] = k_at
+        words[V_AT] = v_at
         words[OUT_AT] = out_at
-        words[LSE_AT] = 0 if lse is None else lse.data_ptr()
-        words[HOOKS_AT] = hooks
+        lse_at = 0 if lse is None else lse.data_ptr()
+        if lse_at != template.lse_at:
+            words[LSE_AT] = template.lse_at = lse_at
+        if hooks != template.hooks:
+            words[HOOKS_AT] = template.hooks = hooks
         error = self._kernel(template.argument)
         if error:
             raise AttnloomError(f"{self._name}: the kernel was not launched: CUDA error {error}")
-        count_run()
+        runs[0] += 1
 
     def _follow(self, engine: Attention, template: Template, plan: Plan) -> bool:
         """Whether a template serves another plan; if so, it is that plan's from now on."""
@@ -250,70 +223,68 @@ class DirectPath:
             return False
         check_plan(engine, plan)
         template.words[PLAN_AT] = words_of(plan)
-        template.plan = weakref.ref(plan)
+        template.plan = plan.kernel_words
         return True
 
     def _find(
         self,
         engine: Attention,
         plan: Plan,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
         given: tuple[object, object, object],
         flags: tuple[bool, bool],
-        out: Tensor,
-        fresh: bool,
     ) -> Template:
         """The template for such arguments, which are checked if there was none."""
         check_plan(engine, plan)
-        layout = plan.layout
-        if layout is None:
-            raise ValueError("plan.layout=None: expected a plan made with a layout")
-        numbers = _numbers_of(plan, layout)
-        for name, scale in zip(("sm_scale", "k_scale", "v_scale"), given, strict=True):
+        numbers = _numbers_of(plan, check_layout(plan))
+        for name, scale in zip(_SCALES, given, strict=True):
             check_on_host(name, scale)
         scales = check_scales(engine, given)
-        check_stored("q", q)
-        check_stored("out", out)
-        key = (get_ident(), looks_of(q), None if fresh else looks_of(out), flags, scales, numbers)
-        template = self._templates.get(key)
+        for name, tensor in zip(_TENSORS, tensors, strict=True):
+            check_stored(name, tensor)
+        key = (*map(looks_of, tensors), flags, repr(scales), numbers)  # 0.0 is equal to -0.0
+        template = self._seen.made.get(key)
         if template is None:
-            check_run(engine, plan, q, k_cache, v_cache, given, None if fresh else out, flags)
-            template = self._make(key, q, out, fresh, given, scales, flags, numbers)
-        elif not (template.looks_same(q) if fresh else template.looks_same(q, out)):
-            template.look_at(q, out)
-        # As the caller writes them, if that is what they are: a tensor may hold another number the next time.
-        template.keep_scales(given)
+            check_run(engine, plan, *tensors[:3], given, tensors[3], flags)
+            template = self._make(tensors, scales, flags, numbers)
+            self._seen.keep(key, template)
+        else:
+            template.same = guard_of(*tensors)
         self._follow(engine, template, plan)
-        self._last = template
+        # A tensor may hold another number the next time.
+        if not any(isinstance(scale, Tensor) for scale in given):
+            template.sm_scale, template.k_scale, template.v_scale = given
+            self._seen.use(template)
+        return template
+
+    def _find_of_op(self, call: Call, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Template:
+        numbers = (-1, call.num_workers, call.block_size, call.tile_q, call.lockstep)
+        flags = (call.unfinished, call.unfinished)
+        # The stride lies in the words of a plan, which a template keeps while the plan's tensors are the same.
+        key = (*map(looks_of, tensors), flags, repr(call.scales), numbers, call.index_stride)
+        template = self._seen_of_op.made.get(key)
+        if template is None:
+            template = self._make(tensors, call.scales, flags, numbers)
+            self._seen_of_op.keep(key, template)
+        else:
+            template.same = guard_of(*tensors)
+        template.call = call
+        self._seen_of_op.use(template)
         return template
 
     def _make(
         self,
-        key: tuple[object, ...],
-        q: Tensor,
-        out: Tensor,
-        fresh: bool,
-        given: tuple[object, object, object],
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
         scales: tuple[float, float, float],
         flags: tuple[bool, bool],
         numbers: tuple[int, int, int, int, int],
     ) -> Template:
-        template = Template(q, out, fresh, given, scales, flags, numbers, flags[1], self._heads)
-        check_aligned("q", q)
-        check_strides("q", q)
-        check_aligned("out", out, template.out_alignment)
-        if len(self._templates) >= _MOST:
-            self._templates.clear()
-        self._templates[key] = template
+        template = Template(*tensors, scales, flags, numbers, self._heads)
+        self._check_aligned(template, tensors)
+        for name, tensor in zip(_TENSORS[:3], tensors[:3], strict=True):
+            check_strides(name, tensor)
         return template
 
-    def _keep(self, k_cache: Tensor, v_cache: Tensor, block_size: int) -> Caches:
-        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            check_aligned(name, cache)
-            check_strides(name, cache)
-        if len(self._caches) >= _MOST:
-            self._caches.clear()
-        caches = self._caches[id(k_cache)] = Caches(k_cache, v_cache, block_size)
-        return caches
+    def _check_aligned(self, template: Template, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        for name, tensor in zip(_TENSORS, tensors, strict=True):
+            check_aligned(name, tensor, template.out_alignment if name == "out" else ALIGNMENT)

@@ -56,7 +56,6 @@ def run_direct(
     if params is not None or engine.variant.params:
         words = engine.params.words(params, plan.num_requests)
         hooks = ctypes.addressof(words)
-    fresh = out is None
     if out is None:
         check_tensor("q", q)
         dtype = torch.float32 if return_state else engine.dtype
@@ -64,7 +63,7 @@ def run_direct(
     lse = None
     if (return_lse or return_state) and engine.variant.use_softmax:
         lse = out.new_empty((plan.total_q, engine.num_qo_heads), dtype=torch.float32)
-    direct.run(engine, plan, q, k_cache, v_cache, scales, flags, out, fresh, lse, hooks)
+    direct.run(engine, plan, q, k_cache, v_cache, scales, flags, out, lse, hooks)
     if return_state:
         return out, lse
     return out if lse is None else (out, lse)

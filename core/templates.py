@@ -1,4 +1,4 @@
-"""Parts of AttentionParams that are filled before a launch: by q and out, by a pair of caches, by a plan."""
+"""Parts of AttentionParams that are filled before a launch: by tensors, by a plan."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import ctypes
 import math
 import struct
 import weakref
-from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from attnloom.core.abi import AttentionParams, CacheTensor, Divisor, QueryTensor
+from attnloom.core.abi import AttentionParams, CacheTensor, Divisor
 from attnloom.core.block_mask import mask_struct
+from attnloom.core.launch import rows_tensor
 from attnloom.core.looks import guard_of
 
 if TYPE_CHECKING:
@@ -38,9 +37,8 @@ def _word(name: str) -> int:
     return int(getattr(AttentionParams, name).offset) // 8
 
 
-Q_AT, OUT_AT, LSE_AT = (_word(name) for name in ("q", "out", "lse"))
+Q_AT, K_AT, V_AT, OUT_AT, LSE_AT = (_word(name) for name in ("q", "k", "v", "out", "lse"))
 ARENA_AT, ARRIVALS_AT, HOOKS_AT, STREAM_AT = (_word(name) for name in ("arena", "arrivals", "hook_params", "stream"))
-CACHES_AT = slice(_word("k"), _word("out"))  # k and v
 PLAN_AT = slice(_word("layout"), _word("plan") + 1)  # layout, block_mask and plan lie side by side
 
 
@@ -71,51 +69,24 @@ def _cache_in_units(cache: Tensor) -> CacheTensor:
     return CacheTensor(cache.data_ptr(), *cache.stride()[:3], unit * size, block, slot, slot_bytes)
 
 
-_NO_NUMBER = object()
-
-
-class Caches:
-    """A pair of caches that were checked: what they looked like, and where they lay; holds neither."""
-
-    __slots__ = ("block_size", "k_at", "look_same", "v_at", "words")
-
-    def __init__(self, k_cache: Tensor, v_cache: Tensor, block_size: int) -> None:
-        self.look_same = guard_of(k_cache, v_cache)
-        if k_cache is v_cache:  # a guard wants each tensor once
-            same = guard_of(k_cache)
-            self.look_same = lambda k, v: k is v and same(k)
-        self.k_at = k_cache.data_ptr()
-        self.v_at = v_cache.data_ptr()
-        self.block_size = block_size
-        both = (CacheTensor * 2)(_cache_in_units(k_cache), _cache_in_units(v_cache))
-        self.words = memoryview(bytes(both)).cast("Q")
-
-
-def _nothing() -> None:
-    """A reference to no plan."""
-
-
 class Template:
-    """A struct for q and out of one shape, and all that its checks depended on.
-
-    It belongs to a thread: another one may launch between the writing of a struct and its use.
-    """
+    """A struct for tensors of one look, and all that its checks depended on."""
 
     __slots__ = (
         "argument",
         "call",
         "flags",
-        "fresh",
+        "hooks",
         "k_scale",
-        "looks_same",
+        "lse_at",
         "numbers",
         "out_alignment",
         "params",
         "plan",
         "room",
+        "same",
         "sm_scale",
         "tensors",
-        "thread",
         "v_scale",
         "words",
     )
@@ -123,28 +94,29 @@ class Template:
     def __init__(
         self,
         q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
         out: Tensor,
-        fresh: bool,
-        given: tuple[object, object, object],
         scales: tuple[float, float, float],
         flags: tuple[bool, bool],
         numbers: tuple[int, int, int, int, int],
-        unfinished: bool,
         heads: tuple[int, int],
     ) -> None:
-        self.thread = get_ident()
-        self.fresh = fresh
-        self.looks_same: Callable[..., bool]
-        self.look_at(q, out)
-        self.out_alignment = _OUT_ALIGNMENT[unfinished]
-        self.keep_scales(given)
+        self.same = guard_of(q, k_cache, v_cache, out)
+        # As the caller wrote them last.
+        self.sm_scale: object
+        self.k_scale: object
+        self.v_scale: object
+        self.sm_scale, self.k_scale, self.v_scale = scales
         self.flags = flags
         self.numbers = numbers  # total_q, num_workers, block_size, tile_q, lockstep
-        self.plan: Callable[[], Plan | None] = _nothing
+        self.plan: list[memoryview] | None = None  # the words of the plan it is filled with: Plan.kernel_words
+        unfinished = flags[1]
+        self.out_alignment = _OUT_ALIGNMENT[unfinished]
         self.words = memoryview(bytearray(ctypes.sizeof(AttentionParams))).cast("Q")
         self.params = params = AttentionParams.from_buffer(self.words)
-        params.q = QueryTensor(0, q.stride(0), q.stride(1))
-        params.out = QueryTensor(0, out.stride(0), out.stride(1))
+        params.q, params.out = rows_tensor(q), rows_tensor(out)
+        params.k, params.v = _cache_in_units(k_cache), _cache_in_units(v_cache)
         params.sm_scale, params.k_scale, params.v_scale = scales
         params.unfinished = unfinished
         params.num_workers = numbers[1]
@@ -158,22 +130,10 @@ class Template:
         params.by_line_heads = Divisor.of(params.line_heads)
         self.argument = ctypes.byref(params)
         self.room: object = None
+        self.lse_at = self.hooks = 0
         # Of the operator: its numbers, and the plan's tensors where there are no others.
         self.call: object = None
         self.tensors: tuple[weakref.ref[Tensor], ...] | None = None
-
-    def keep_scales(self, given: tuple[object, object, object]) -> None:
-        """The scales as the caller writes them. A tensor may hold another number the next time: no call is like one."""
-        self.sm_scale, self.k_scale, self.v_scale = (_NO_NUMBER if isinstance(each, Tensor) else each for each in given)
-
-    def same_scales(self, given: tuple[object, object, object]) -> bool:
-        """Whether these are the numbers that were kept, True being none; tensors are not compared."""
-        kept = (self.sm_scale, self.k_scale, self.v_scale)
-        return [type(each) for each in kept] == [type(each) for each in given] and kept == given
-
-    def look_at(self, q: Tensor, out: Tensor) -> None:
-        """``looks_same`` tells these from others: q alone where out is fresh, else q and out."""
-        self.looks_same = guard_of(q) if self.fresh else guard_of(q, out)
 
 
 def plan_words(

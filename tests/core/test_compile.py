@@ -45,6 +45,23 @@ def test_compiled_equals_eager(backend: str, return_lse: bool) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+def test_what_launches_on_a_gpu_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = _problem()
+    engine = kernels.plain_engine(F32, 4, 2, None, 0)
+    plan = engine.plan(problem.qo_indptr, problem.layout, num_workers=3)
+    args = (problem.q, problem.k_cache, problem.v_cache)
+    expected = engine.run(plan, *args)
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+            return engine.run(plan, q, k_cache, v_cache)
+
+    monkeypatch.setattr(engine, "direct", object())  # of which nothing may be asked
+    assert torch.equal(torch.compile(Layer(), fullgraph=True, backend="eager")(*args), expected)
+    for strict in (False, True):
+        assert "attnloom.attention" in str(torch.export.export(Layer(), args, strict=strict).graph)
+
+
 def test_compiled_with_out_writes_into_it() -> None:
     problem = _problem()
     engine = kernels.plain_engine(F32, 4, 2, None, 0)

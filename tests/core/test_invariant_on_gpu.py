@@ -17,7 +17,7 @@ from attnloom.core.direct import DirectPath
 from attnloom.core.jit.toolchain import recipe
 from attnloom.core.kernels import attention_spec
 from attnloom.core.planner import plan_scan
-from attnloom.core.templates import NO_HOOKS, Caches, Template
+from attnloom.core.templates import NO_HOOKS, Template
 from attnloom.core.tiles import CHUNK_TOKENS, CPU, HEAD_DIMS, SM80, chunk_room
 from tests.core.planning import indptr, key_of
 from tests.core.strategies import examples
@@ -131,8 +131,9 @@ def test_a_launch_asks_for_that_room(monkeypatch: pytest.MonkeyPatch, tile_q: in
     path = DirectPath("kernel", module, torch.device("cpu", 0), 128, (8, 2), batch_invariant)  # type: ignore[arg-type]
     rows = torch.empty(5, 8, 128)
     numbers = (5, 264, 16, tile_q, 2)
-    template = Template(rows, rows, False, (1, 1, 1), (1.0, 1.0, 1.0), (False, False), numbers, False, (8, 2))
     cache = torch.empty(3, 16, 2, 128)
-    path._launch(template, Caches(cache, cache, 16), rows, rows, None, NO_HOOKS)
+    tensors = (rows, cache, cache, rows)
+    template = Template(*tensors, (1.0, 1.0, 1.0), (False, False), numbers, (8, 2))
+    path._launch(template, *tensors, None, NO_HOOKS)
     needed = 264 * (1 + chunk_room(tile_q)) * tile_q * (128 + 2) if batch_invariant else floats(264 + 3, tile_q, 128)
     assert arenas.asked == [(needed, 264)] and len(launched) == 1

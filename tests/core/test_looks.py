@@ -35,6 +35,13 @@ def test_others_of_the_same_looks_pass() -> None:
         assert same(_rows(), out)
 
 
+def test_one_tensor_is_one_tensor() -> None:
+    q, out = _rows(), _rows()
+    same = guard_of(q, out, q)
+    assert same(q, out, q) and same(out, q, out)
+    assert not same(q, out, out) and not same(q, out, _rows()) and not same(q[:4], out, q[:4])
+
+
 def test_any_difference_is_seen() -> None:
     q, out = _rows(), _rows()
     same = guard_of(q, out)

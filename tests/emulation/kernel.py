@@ -16,7 +16,7 @@ from attnloom.core.engine_params import EngineParams
 from attnloom.core.launch import layout_tensors, rows_tensor
 from attnloom.core.plan import Plan, PlanKey
 from attnloom.core.planner import longest, plan_scan
-from attnloom.core.templates import CACHES_AT, PLAN_AT, Caches, Template, words_of
+from attnloom.core.templates import PLAN_AT, Template, words_of
 from attnloom.core.tiles import SM80, is_slim
 from integration_tests.gpu.batch import SPARE_ROWS, Batch, Output
 from integration_tests.gpu.cases import Case
@@ -106,17 +106,15 @@ class EmulatedKernel:
         tile_q = plan.key.tile_q
         numbers = (plan.total_q, plan.num_workers, batch.layout.block_size, tile_q, plan.lockstep)
         scales = (scale, case.k_scale, case.v_scale)
-        given = (case.sm_scale, case.k_scale, case.v_scale)
         flags = (lse is not None, state)
         heads = (case.num_qo_heads, case.num_kv_heads)
-        template = Template(batch.q, output.view, False, given, scales, flags, numbers, state, heads)
+        tensors = (batch.q, batch.k_cache, batch.v_cache, output.view)
+        template = Template(*tensors, scales, flags, numbers, heads)
         room = floats_on_gpu(plan.num_workers, tile_q, kernel.head_dim, kernel.chunk > 0)
         arena = Guarded(room, math.nan)  # merges may read behind the last state, as far as there is room
         arrivals = torch.zeros(plan.num_workers, dtype=torch.int32)
-        template.words[CACHES_AT] = Caches(batch.k_cache, batch.v_cache, batch.layout.block_size).words
         template.words[PLAN_AT] = words_of(plan)
         params = template.params
-        params.q.data, params.out.data = batch.q.data_ptr(), output.view.data_ptr()
         params.lse = None if lse is None else lse.data_ptr()
         params.arena, params.arrivals = arena.floats.data_ptr(), arrivals.data_ptr()
         params.hook_params = ctypes.addressof(self.words)

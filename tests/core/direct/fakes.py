@@ -107,9 +107,8 @@ def launch(
     *,
     given: tuple[object, object, object] = SCALES,
     flags: tuple[bool, bool] = (False, False),
-    fresh: bool = False,
     lse: Tensor | None = None,
     hooks: int = 0,
 ) -> None:
     q, k, v, out = tensors
-    path.run(engine or Engine(), plan, q, k, v, given, flags, out, fresh, lse, hooks)  # type: ignore[arg-type]
+    path.run(engine or Engine(), plan, q, k, v, given, flags, out, lse, hooks)  # type: ignore[arg-type]

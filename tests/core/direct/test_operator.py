@@ -33,7 +33,7 @@ def test_the_operators_launches(path: Callable[[Kernel], DirectPath], monkeypatc
         assert (got.plan, got.unfinished, got.num_workers) == (plan.buffer.data_ptr(), unfinished, 9)
         assert (got.layout.indices, got.layout.block_size) == (layout.indices.data_ptr(), 16)
         assert (got.sm_scale, got.k_scale, got.v_scale) == SCALES
-    assert len(made._templates) == 2
+    assert len(made._seen_of_op.made) == 2
     # Another plan, another layout, a mask: each is seen.
     kinds = torch.zeros(1, 2, 2, dtype=torch.uint8)
     other = torch.zeros(40, dtype=torch.int32)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from attnloom.core import arena
-from attnloom.core.abi import AttentionParams, CacheTensor, Divisor
+from attnloom.core.abi import AttentionParams, Divisor
 from attnloom.core.direct import DirectPath
 from attnloom.core.errors import AttnloomError
-from attnloom.core.templates import CACHES_AT, PLAN_AT, _cache_in_units, words_of
+from attnloom.core.templates import PLAN_AT, _cache_in_units, words_of
 from tests.core.direct.fakes import DEVICE, SCALES, Kernel, launch, plan_of, step
 
 
@@ -102,4 +102,3 @@ def test_an_error_of_cuda_is_told(path: Callable[[Kernel], DirectPath]) -> None:
 def test_the_words_of_a_plan_lie_where_the_kernel_reads_them() -> None:
     assert ctypes.sizeof(AttentionParams) % 8 == 0
     assert PLAN_AT.stop - PLAN_AT.start == len(words_of(plan_of()))
-    assert CACHES_AT.stop - CACHES_AT.start == 2 * ctypes.sizeof(CacheTensor) // 8
