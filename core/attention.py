@@ -7,7 +7,6 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from attnloom.core.arena import floats_on_gpu, reserve_now
 from attnloom.core.block_mask import BlockMask
@@ -314,8 +313,7 @@ class Attention:
             for a query that sees no key.
         """
         scales, flags = (sm_scale, k_scale, v_scale), (return_lse, return_state)
-        # What is_compiling() says, without a question about TorchScript: this is asked for every layer.
-        if self.direct is not None and not (is_dynamo_compiling() or torch.compiler._is_compiling_flag):
+        if self.direct is not None and not torch.compiler.is_compiling():
             if out is None or params is not None or not self._plain or return_lse or return_state:
                 return run_direct(self, self.direct, plan, q, k_cache, v_cache, scales, params, out, flags)
             self.direct.run(self, plan, q, k_cache, v_cache, scales, flags, out, None, NO_HOOKS)
