@@ -65,8 +65,9 @@ def who_ran(case: dict[str, Any], found: dict[str, Any], runner: str) -> list[st
         checks[f"{served} kernels of {layers} layers: {steps} steps or more"] = served >= steps * layers
     else:
         checks[f"{started} kernels before it serves: {GRAPHS} graphs or more"] = started >= GRAPHS * layers
+        # The older runner has no graphs for draft models.
         checks[f"{served} kernels of {layers} layers: fewer than {steps} steps, since graphs serve"] = (
-            served < steps * layers
+            served < steps * layers or (drafts is not None and "model" in drafts)
         )
     return [f"{case['name']}: CUSTOM should be otherwise: {said}" for said, holds in checks.items() if not holds]
 
