@@ -14,6 +14,11 @@ from attnloom.backends.vllm.impl import AttnloomImpl
 from attnloom.core.block_mask import BlockMask
 from attnloom.core.layout import BlockSparseLayout
 from attnloom.core.plan import Plan
+from attnloom.core.streams import capturing
+
+
+def _in_graph(device: torch.device) -> bool:
+    return device.type == "cuda" and capturing()
 
 
 class RowStarts:
@@ -24,13 +29,15 @@ class RowStarts:
         self._made: dict[int, list[Tensor]] = {}
 
     def of(self, rows: int, pitch: int) -> Tensor:
-        """int64 [rows]: multiples of ``pitch``. Not to be called while a graph is captured, which would make them."""
+        """int64 [rows]: multiples of ``pitch``."""
         made = self._made.setdefault(pitch, [])
-        if not made or made[-1].shape[0] < rows:
-            # Graphs that were captured with the shorter ones read those: they stay.
-            room = max(256, 1 << max(rows - 1, 0).bit_length())
-            made.append(torch.arange(room, dtype=torch.int64, device=self._device) * pitch)
-        return made[-1][:rows]
+        if made and made[-1].shape[0] >= rows:
+            return made[-1][:rows]
+        room = max(256, 1 << max(rows - 1, 0).bit_length())
+        starts = torch.arange(room, dtype=torch.int64, device=self._device) * pitch
+        if not _in_graph(self._device):  # else they are the graph's, which fills them when it is replayed
+            made.append(starts)  # behind the shorter ones: graphs that were captured with those read them
+        return starts[:rows]
 
 
 @dataclass(eq=False)

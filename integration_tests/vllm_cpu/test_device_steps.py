@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("vllm")
 
 from attnloom.adapters.page_table import paged_layout
+from attnloom.backends.vllm import device_steps
 from attnloom.backends.vllm.device_steps import DeviceStep, RowStarts
 from attnloom.backends.vllm.step_plans import StepPlans
 
@@ -73,6 +74,16 @@ def test_layouts_point_into_the_block_table_and_their_starts_stay() -> None:
     assert starts.of(1000, 30).shape == (1000,) and starts.of(1000, 30).data_ptr() != kept.data_ptr()
     assert torch.equal(starts.of(1000, 30)[:256], kept), "what graphs read that were captured before"
     assert starts.of(5, 31).tolist() == [0, 31, 62, 93, 124]
+
+
+def test_starts_that_a_graph_fills_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = RowStarts(CPU)
+    monkeypatch.setattr(device_steps, "_in_graph", lambda device: True)
+    captured = starts.of(3, 10)
+    monkeypatch.undo()
+    kept = starts.of(3, 10)
+    assert captured.tolist() == kept.tolist() == [0, 10, 20] and captured.data_ptr() != kept.data_ptr()
+    assert starts.of(2, 10).data_ptr() == kept.data_ptr()
 
 
 def test_without_pages_keys_lie_as_queries() -> None:
