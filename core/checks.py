@@ -48,8 +48,17 @@ def check_stored(name: str, value: Tensor) -> None:
         )
     if value.is_nested or value.layout != torch.strided:
         raise ValueError(f"{name}.layout={value.layout}, {name}.is_nested={value.is_nested}: expected a dense tensor")
-    if value._is_zerotensor():
-        raise ValueError(f"{name}._is_zerotensor()=True: expected a tensor with memory")
+    if value.numel() and value.device.type != "meta" and not _has_memory(value):
+        raise ValueError(f"{name}: expected a tensor with memory, got {type(value).__name__} without")
+
+
+def _has_memory(value: Tensor) -> bool:
+    """Wrappers of tensors, tensors that torch.func maps, zeros that torch keeps as such, freed storages have none."""
+    try:
+        # Of the storage: a view behind its begin has another address than 0.
+        return value.untyped_storage().data_ptr() != 0 and not value._is_zerotensor()
+    except RuntimeError:
+        return False
 
 
 def check_contiguous_last(name: str, value: Tensor) -> None:
@@ -103,10 +112,7 @@ def check_above(name: str, value: object, bound: float) -> float:
     """A finite number larger than ``bound``, as it is and as a float32."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}={value!r}: expected a number")
-    try:
-        single = ctypes.c_float(value).value
-    except OverflowError:  # an int beyond every float
-        single = math.inf
+    single = _as_float32(value)
     if not (math.isfinite(single) and single > bound):
         raise ValueError(f"{name}={value!r}: expected a finite float32 above {bound:g}")
     return float(value)
@@ -119,13 +125,22 @@ def check_on_host(name: str, scale: object) -> None:
 
 
 def check_scale(name: str, value: object) -> float:
-    """A finite factor: a number, or a tensor of one element."""
+    """A finite factor: a number, or a tensor of one element. What is not 0 is not 0 as a float32 either."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name}.shape={tuple(value.shape)}: expected one element")
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}={value!r}: expected a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value}: expected a finite number")
+    single = _as_float32(value)
+    if not math.isfinite(single) or (single == 0 and value != 0):
+        raise ValueError(f"{name}={value}: expected a finite number, as a float32 too")
     return float(value)
+
+
+def _as_float32(value: float) -> float:
+    """What a kernel gets; an int beyond every float is infinite."""
+    try:
+        return ctypes.c_float(value).value
+    except OverflowError:
+        return math.inf

@@ -28,7 +28,8 @@ class BlockSparseLayout:
     Attributes:
         block_size: KV tokens of a block, at least 1.
         starts: int64 ``[num_rows]``, offset of a row's first block id in ``indices``.
-        lengths: int32 ``[num_rows]``, KV tokens of a row. Kernels read it at run time, so it may shrink after a plan.
+        lengths: int32 ``[num_rows]``, KV tokens of a row. Kernels read it at run time, so it may shrink after a plan;
+            like the other tensors it stays where it is as long as there are plans, whose launches keep addresses.
         indices: int32 ``[n]``, block ids; a view of the framework's own table.
         positions: int32 ``[n]`` or None, indexed like ``indices``: logical position of a block's first slot. None:
             block i of a row is at position ``i * block_size``. Query i of n sits at position ``end - n + i``, ``end``
@@ -111,15 +112,8 @@ class BlockSparseLayout:
             block_size: tokens of a page.
         """
         check_positive("block_size", block_size)
-        check_tensor("block_table", block_table, dtype=torch.int32, ndim=2)
-        rows, columns = block_table.shape
-        pitch = block_table.stride(0) if rows > 1 else columns
-        if columns > 1 and block_table.stride(1) != 1:
-            raise ValueError(f"block_table.stride()={block_table.stride()}: expected ids of a row to be contiguous")
-        if pitch < 0:
-            raise ValueError(f"block_table.stride()={block_table.stride()}: expected a pitch of at least 0")
-        flat = block_table.as_strided(((rows - 1) * pitch + columns if rows and columns else 0,), (1,))
-        starts = torch.arange(rows, dtype=torch.int64, device=block_table.device) * pitch
+        flat, pitch = flat_table(block_table)
+        starts = torch.arange(block_table.shape[0], dtype=torch.int64, device=block_table.device) * pitch
         return cls(block_size, starts, lengths, flat)
 
     @classmethod
@@ -253,6 +247,22 @@ class BlockSparseLayout:
         )
         kv_begin = [row.shape[0] - len(tree) for row, tree in zip(slots, parents, strict=True)]
         return layout, pack_masks(masks, kv_begin, device=device)
+
+
+def flat_table(block_table: Tensor) -> tuple[Tensor, int]:
+    """A table of ids as one row, from its first id to its last, and the entries from a row to the next. Zero copy.
+
+    Args:
+        block_table: int32 ``[num_rows, max_blocks]``, rows any pitch apart, ids in a row contiguous.
+    """
+    check_tensor("block_table", block_table, dtype=torch.int32, ndim=2)
+    rows, columns = block_table.shape
+    pitch = block_table.stride(0) if rows > 1 else columns
+    if columns > 1 and block_table.stride(1) != 1:
+        raise ValueError(f"block_table.stride()={block_table.stride()}: expected ids of a row to be contiguous")
+    if pitch < 0:
+        raise ValueError(f"block_table.stride()={block_table.stride()}: expected a pitch of at least 0")
+    return block_table.as_strided(((rows - 1) * pitch + columns if rows and columns else 0,), (1,)), pitch
 
 
 def _check_csr(indptr: Tensor, num_indices: int, lengths: Tensor, block_size: int) -> None:

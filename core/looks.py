@@ -16,6 +16,9 @@ _Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 _MOST_RECENT = 4
 
+_guarded: set[type] = set()
+"""Classes of tensors. Guards know them by their addresses, which must not become another's."""
+
 Made = TypeVar("Made")
 
 
@@ -34,9 +37,10 @@ def guard_of(*tensors: Tensor) -> Callable[..., bool]:
     for at, each in enumerate(tensors):
         if (first := next(place for place, other in enumerate(tensors) if other is each)) < at:
             return _once_more(first, at, guard_of(*tensors[:at], *tensors[at + 1 :]))
+    _guarded.update(map(type, tensors))
     if _Guards is None:
-        looks = [looks_of(each) for each in tensors]
-        return lambda *others: all(isinstance(each, Tensor) for each in others) and looks == [*map(looks_of, others)]
+        kinds, looks = [*map(type, tensors)], [*map(looks_of, tensors)]
+        return lambda *others: kinds == [*map(type, others)] and looks == [*map(looks_of, others)]
     sizes = [list(each.shape) for each in tensors]
     strides = [list(each.stride()) for each in tensors]
     check: Callable[..., bool] = _Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
@@ -63,7 +67,7 @@ class Seen(threading.local, Generic[Made]):
             of several pools.
     """
 
-    def __init__(self, most: int = 4096) -> None:
+    def __init__(self, most: int = 256) -> None:
         self.recent: tuple[Made, ...] = ()
         self.made: dict[object, Made] = {}
         self._most = most

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnloom.adapters.page_table import ragged_layout
 from attnloom.backends.vllm.impl import AttnloomImpl
 from attnloom.core.block_mask import BlockMask
-from attnloom.core.layout import BlockSparseLayout
+from attnloom.core.layout import BlockSparseLayout, flat_table
 from attnloom.core.plan import Plan
 from attnloom.core.streams import capturing
 
@@ -84,9 +84,7 @@ class DeviceStep:
         table = self.page_table
         if table is None or self.starts is None:
             return ragged_layout(self.qo_indptr[: self.requests + 1], self.tokens)
-        columns = table.shape[1]
-        span = (self.requests - 1) * table.stride(0) + columns if self.requests and columns else 0
-        indices = table.as_strided((span,), (1,))
+        indices, _ = flat_table(table[: self.requests])
         return BlockSparseLayout(self.page_size, self.starts, self.lengths[: self.requests], indices)
 
     def plan(self, layer: AttnloomImpl, causal: bool, block_mask: BlockMask | None) -> Plan:

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from attnloom import append_kv
 from attnloom.core import append, looks
@@ -90,12 +91,33 @@ def test_append_looks_again_at_what_it_knows() -> None:
         append_kv(torch._neg_view(rows), rows, cache, cache.clone(), slots)
     with pytest.raises(ValueError, match=r"k\.device=meta"):
         append_kv(rows.to("meta"), rows, cache, cache.clone(), slots)
-    with pytest.raises(ValueError, match=r"k\._is_zerotensor"):
-        append_kv(torch._efficientzerotensor(rows.shape), rows, cache, cache.clone(), slots)
+    freed = rows.bfloat16()[1:]  # of another dtype: looked for anew
+    freed.untyped_storage().resize_(0)
+    for without in (torch._efficientzerotensor(rows.shape), TwoTensor(rows, rows), freed):
+        with pytest.raises(ValueError, match="k: expected a tensor with memory"):
+            append_kv(without, rows, cache, cache.clone(), slots)
+    with pytest.raises(ValueError, match="k: expected a tensor with memory"):
+        torch.vmap(lambda k: append_kv(k, rows, cache, cache.clone(), slots))(rows.double()[None])
     with pytest.raises(ValueError, match=r"v\.is_nested=True"):
         append_kv(rows, torch.nested.nested_tensor([*rows]), cache, cache.clone(), slots)
     with pytest.raises(TypeError, match="v: expected a tensor, got NoneType"):
         append_kv(rows, None, cache, cache.clone(), slots)  # type: ignore[arg-type]
+
+
+def test_a_guard_keeps_the_classes_that_it_knows_by_their_addresses() -> None:
+    made = type("Rows", (Tensor,), {})
+    same = guard_of(torch.randn(2).as_subclass(made))
+    at = weakref.ref(made)
+    del made
+    gc.collect()
+    assert at() is not None and same(torch.randn(2).as_subclass(at()))
+
+
+@pytest.mark.parametrize("scale", [10**400, 1e300, -1e39, 1e-60])
+def test_scales_that_a_float32_does_not_hold_are_refused(scale: float) -> None:
+    cache, rows = torch.zeros(2, 4, 2, 64), torch.randn(2, 2, 64)
+    with pytest.raises(ValueError, match=r"v_scale=.*: expected a finite number, as a float32 too"):
+        append_kv(rows, rows, cache, cache.clone(), torch.tensor([1, 6]), v_scale=scale)
 
 
 def test_pools_of_several_shapes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from attnloom.core.direct import DirectPath
 from attnloom.core.looks import Seen
@@ -162,7 +163,8 @@ def test_what_is_no_dense_tensor_is_refused(path: Callable[[Kernel], DirectPath]
         r"\.is_nested=True: expected a dense tensor": torch.nested.nested_tensor([*tensors[name]]),
         r"\.layout=torch\.sparse_coo": tensors[name].to_sparse(),
         r"\.is_neg": torch._neg_view(tensors[name]),
-        r"\._is_zerotensor": torch._efficientzerotensor(tensors[name].shape),
+        ": expected a tensor with memory": torch._efficientzerotensor(tensors[name].shape),
+        ": expected a tensor with memory, got TwoTensor": TwoTensor(tensors[name], tensors[name]),
     }
     for match, other in others.items():
         with pytest.raises(ValueError, match=name + match):
