@@ -11,6 +11,8 @@ from torch import Tensor
 ALIGNMENT = 16
 """Bytes that bases and strides of caches are multiples of: what one vector load of a kernel takes."""
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 LARGEST_STRIDE = 2**31 - 1
 """Bytes. CUDA kernels multiply indices by strides of 32 bits; the products have 64 (csrc/sm80/loader.h)."""
 
@@ -48,17 +50,14 @@ def check_stored(name: str, value: Tensor) -> None:
         )
     if value.is_nested or value.layout != torch.strided:
         raise ValueError(f"{name}.layout={value.layout}, {name}.is_nested={value.is_nested}: expected a dense tensor")
-    if value.numel() and value.device.type != "meta" and not _has_memory(value):
-        raise ValueError(f"{name}: expected a tensor with memory, got {type(value).__name__} without")
-
-
-def _has_memory(value: Tensor) -> bool:
-    """Wrappers of tensors, tensors that torch.func maps, zeros that torch keeps as such, freed storages have none."""
+    # Zeros that torch keeps as such have no address, nor have wrappers of tensors, whose views may seem to have one, or
+    # tensors that torch.func maps. Most tensors are plain, and are asked for every layer.
     try:
-        # Of the storage: a view behind its begin has another address than 0.
-        return value.untyped_storage().data_ptr() != 0 and not value._is_zerotensor()
+        address = value.data_ptr() if type(value) in _PLAIN else value.untyped_storage().data_ptr()
     except RuntimeError:
-        return False
+        address = 0
+    if address == 0 and value.numel() and value.device.type != "meta":
+        raise ValueError(f"{name}: expected a tensor with memory, got {type(value).__name__} without")
 
 
 def check_contiguous_last(name: str, value: Tensor) -> None:
