@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,6 +75,14 @@ def test_layouts_point_into_the_block_table_and_their_starts_stay() -> None:
     assert starts.of(1000, 30).shape == (1000,) and starts.of(1000, 30).data_ptr() != kept.data_ptr()
     assert torch.equal(starts.of(1000, 30)[:256], kept), "what graphs read that were captured before"
     assert starts.of(5, 31).tolist() == [0, 31, 62, 93, 124]
+
+
+@pytest.mark.parametrize("view", [lambda table: table[:, ::2], lambda table: table.t()], ids=["gaps", "columns"])
+def test_tables_whose_ids_have_others_between_them_are_refused(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    table = view(torch.arange(400, dtype=torch.int32).view(20, 20))
+    step = DeviceStep.of(common(5, 5, table), RowStarts(CPU), 16, in_pages=True)
+    with pytest.raises(ValueError, match=r"block_table\.stride\(\).*: expected ids of a row to be contiguous"):
+        _ = step.layout
 
 
 def test_starts_that_a_graph_fills_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,14 @@ def test_scales_that_a_float32_does_not_hold_are_refused(scale: float) -> None:
         append_kv(rows, rows, cache, cache.clone(), torch.tensor([1, 6]), v_scale=scale)
 
 
+def test_what_was_seen_is_not_kept_without_end() -> None:
+    seen = looks.Seen[object](most=3)
+    for key in range(10):
+        seen.keep(key, object())
+        seen.use(seen.made[key])
+        assert key in seen.made and len(seen.made) <= 3 and len(seen.recent) <= 4
+
+
 def test_pools_of_several_shapes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has been looked for once is not looked for again while they do."""
     looked_for: list[Tensor] = []
