@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import get_layers_from_vllm_config
@@ -18,9 +18,9 @@ from attnloom.backends.vllm.lengths import host_kv_lengths, host_query_indptr
 from attnloom.backends.vllm.metadata import AttnloomMetadata
 from attnloom.backends.vllm.step_plans import StepPlans
 from attnloom.core.block_mask import BlockMask
-from attnloom.core.plan import Plan
 
-MakePlan = Callable[[AttnloomImpl, Hashable], Plan]
+if TYPE_CHECKING:
+    from attnloom.backends.vllm.step_plans import MakePlan
 
 
 class AttnloomMetadataBuilder(AttentionMetadataBuilder[AttnloomMetadata]):

@@ -10,6 +10,8 @@ from attnloom.core.plan import Plan
 if TYPE_CHECKING:
     from attnloom.backends.vllm.impl import AttnloomImpl
 
+    MakePlan = Callable[[AttnloomImpl, Hashable], Plan]
+
 
 class StepPlans:
     """A plan for each plan id among a group's layers, made by the first layer that asks.
@@ -22,7 +24,7 @@ class StepPlans:
         causal: of the step.
     """
 
-    def __init__(self, make: Callable[[AttnloomImpl, Hashable], Plan], causal: bool) -> None:
+    def __init__(self, make: MakePlan, causal: bool) -> None:
         self._make = make
         self._causal = causal
         self._plans: dict[Hashable, Plan] = {}
